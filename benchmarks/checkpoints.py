@@ -134,8 +134,7 @@ class State:
             shape = self.shapes[key]
             first = number + (rank * shape[0] // size * torch.Size(shape[1:]).numel() if self.is_sharded else 0)
             if not torch.equal(tensor.view(-1), torch.arange(first, first + tensor.numel(), dtype=torch.float32)):
-                msg = f"{key}: must have been loaded as it was saved, but was not"
-                raise ValueError(msg)
+                raise ValueError(f"{key}: must have been loaded as it was saved, but was not")
 
 
 @dataclass(slots=True)

@@ -163,8 +163,7 @@ def run_apart(name: str, folder: Path, num_samples: int) -> dict[str, float]:
     command = [sys.executable, "-m", "benchmarks.full", "--only", name, str(folder), "--samples", str(num_samples)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        msg = f"{name}: {done.stderr}"
-        raise SystemExit(msg)
+        raise SystemExit(f"{name}: {done.stderr}")
     return json.loads(done.stdout.splitlines()[-1])
 
 

@@ -246,8 +246,7 @@ def collectives_table() -> Iterator[str]:
     numel = 42_064_000 // 128 * 128
     memory = BufferMemory(numel, torch.float32, torch.device("cpu"))
     if memory.shared is None:
-        msg = f"benchmarks need memory that processes can share: {memory.problem}"
-        raise SystemExit(msg)
+        raise SystemExit(f"benchmarks need memory that processes can share: {memory.problem}")
     shared = SharedMemoryCollectives.connect(TorchGroup(), [memory.shared])
     if isinstance(shared, str):
         raise SystemExit(shared)

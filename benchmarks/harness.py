@@ -11,8 +11,6 @@ from pathlib import Path
 
 import numpy as np
 
-__all__ = ["Comparison", "compare", "copies_of", "kernel_table", "machine", "memory_gigabytes_per_second", "table"]
-
 
 @dataclass(frozen=True, slots=True)
 class Comparison:

@@ -21,9 +21,6 @@ from benchmarks.harness import machine
 from benchmarks.text import end_to_end, texts_of, write_lines
 from trackbed.preprocess import BYTES, SentenceSplitter, open_splitter, open_tokenizer
 
-__all__ = ["measure", "table"]
-
-
 _DOCSTRING: Final = re.compile(r'"""(.+?)"""', re.DOTALL)
 
 

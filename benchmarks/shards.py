@@ -21,8 +21,6 @@ from benchmarks.harness import copies_of, machine
 from benchmarks.text import TEXT_BYTES, make_tokenizer, texts_of, write_lines
 from trackbed.preprocess import PreprocessConfig, open_fastest_tokenizer, open_tokenizer, preprocess
 
-__all__ = ["driver_growth", "rate"]
-
 WAYS: Final = ("one pair", "local", "ray")
 SMALL_BYTES: Final = 4000
 

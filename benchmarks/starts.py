@@ -25,8 +25,6 @@ import numpy.typing as npt
 
 from benchmarks.harness import machine
 
-__all__ = ["LEGEND", "Start", "Times", "measure", "rows", "table"]
-
 SEQUENCE_LENGTH: Final = 4096
 LEGEND: Final = (
     f"Medians of runs that alternate, each rank a fresh process, on {machine()}.\nThe floor: writing and renaming "
@@ -144,8 +142,9 @@ def run_ranks(start: Start, library: str, cache: Path) -> list[dict[str, float]]
         said = [process.communicate() for process in processes]
     for process, (_, errors) in zip(processes, said, strict=True):
         if process.returncode:
-            msg = f"a rank of {library} must end well, found {process.returncode}:\n{errors.decode()[-2000:]}"
-            raise RuntimeError(msg)
+            raise RuntimeError(
+                f"a rank of {library} must end well, found {process.returncode}:\n{errors.decode()[-2000:]}"
+            )
     return [json.loads(results.splitlines()[-1]) for results, _ in said]
 
 

@@ -36,8 +36,6 @@ from trackbed.preprocess import (
     train_tokenizer,
 )
 
-__all__ = ["Row", "end_to_end", "measure", "table", "texts_of", "write_lines"]
-
 TEXT_BYTES: Final = 48 << 20
 SLOW_BYTES: Final = 16 << 20
 BATCH_CHARS: Final = 1 << 20

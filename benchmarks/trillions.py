@@ -19,8 +19,6 @@ import numpy as np
 
 from benchmarks.harness import machine
 
-__all__ = ["QUOTED", "run", "table"]
-
 NUM_DATASETS: Final = 1_000
 TOKENS_PER_DOCUMENT: Final = 5_000
 SEQUENCE_LENGTH: Final = 4_096
@@ -139,8 +137,7 @@ def run(folder: Path, documents: int = 1_000_000) -> dict[str, dict[str, Any]]:
     needed = _BYTES_PER_DOCUMENT * documents * NUM_DATASETS + 1e9
     free = shutil.disk_usage(folder).free
     if free < needed:
-        msg = f"{folder}: must have {needed / 1e9:.0f} GB free, found {free / 1e9:.0f}"
-        raise SystemExit(msg)
+        raise SystemExit(f"{folder}: must have {needed / 1e9:.0f} GB free, found {free / 1e9:.0f}")
     make_pairs(folder, documents)
     rows = {}
     for name, order in (

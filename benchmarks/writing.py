@@ -24,8 +24,6 @@ import numpy.typing as npt
 from benchmarks.harness import machine
 from trackbed.tokens import IndexedDatasetBuilder
 
-__all__ = ["Rates", "measure", "table"]
-
 BULK_BYTES: Final = 256 << 20
 SINGLE_DOCUMENTS: Final = 100_000
 BLOCK_BYTES: Final = 8 << 20

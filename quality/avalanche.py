@@ -11,8 +11,6 @@ import numpy.typing as npt
 from quality.check import Law, Statistic
 from quality.shuffles import Positions, Shuffle
 
-__all__ = ["avalanche"]
-
 
 def avalanche(
     shuffle: Shuffle, size: int, seeds: Sequence[int], *, per_seed: int, seed_bits: int = 64

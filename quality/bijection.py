@@ -7,8 +7,6 @@ import numpy as np
 from quality.check import Law, Statistic
 from quality.shuffles import Shuffle
 
-__all__ = ["around_powers", "bijection"]
-
 
 def bijection(shuffle: Shuffle, sizes: Iterable[int], *, seed: int) -> Statistic:
     """How many images are missing, all sizes together; `size` is the largest, or the first with one missing."""

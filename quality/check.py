@@ -7,8 +7,6 @@ from enum import Enum
 
 from quality.quantiles import gamma_quantiles, normal_quantiles, poisson_quantiles
 
-__all__ = ["Law", "Statistic", "Verdict", "judge"]
-
 
 class Law(Enum):
     """How a statistic is distributed for random permutations."""

@@ -12,8 +12,6 @@ from quality.check import Law, Statistic
 from quality.runs import Runs
 from quality.shuffles import Positions
 
-__all__ = ["count_inversions", "inversions"]
-
 
 def inversions(runs: Iterable[Runs]) -> list[Statistic]:
     """Their mean, how far they scatter, and in how many runs they are odd: a run's parity is that of its permutation.

@@ -11,8 +11,6 @@ from quality.runs import Runs, sampled
 from quality.shuffles import Shuffle, blocks
 from quality.tables import batch_composition
 
-__all__ = ["SETTINGS", "Setting", "table"]
-
 
 @dataclass(frozen=True, slots=True)
 class Setting:

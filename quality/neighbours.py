@@ -15,8 +15,6 @@ from quality.runs import Runs
 from quality.shuffles import Positions
 from quality.tables import NUM_BLOCKS, block_sizes, blocks_of
 
-__all__ = ["differences", "same_block_neighbours", "serial_correlation", "short_steps"]
-
 _SHORT_STEP = 4
 
 

@@ -10,8 +10,6 @@ from collections.abc import Callable
 from statistics import NormalDist
 from typing import Final
 
-__all__ = ["gamma_quantiles", "normal_quantiles", "poisson_quantiles"]
-
 _LARGE_SHAPE: Final = 10_000
 
 

@@ -4,8 +4,6 @@ from collections.abc import Sequence
 
 from quality.check import Verdict
 
-__all__ = ["summary", "table"]
-
 
 def table(verdicts: Sequence[Verdict]) -> str:
     """One Markdown row for each statistic."""

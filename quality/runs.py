@@ -10,8 +10,6 @@ import numpy as np
 
 from quality.shuffles import Positions, Shuffle
 
-__all__ = ["Runs", "sampled", "whole"]
-
 
 @dataclass(frozen=True, slots=True)
 class Runs:

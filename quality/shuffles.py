@@ -11,8 +11,6 @@ import numpy.typing as npt
 
 from trackbed.index import BlockPermutation, Permutation
 
-__all__ = ["Positions", "Shuffle", "blocks", "few_rounds", "grain", "random", "trackbed"]
-
 Positions = npt.NDArray[np.int64]
 Shuffle = Callable[[int, int], Callable[[Positions], Positions]]
 """`shuffle(size, seed)` is a function from positions `[N]` to images `[N]`, all in `[0, size)`."""

@@ -14,8 +14,6 @@ from quality.runs import Runs, sampled, whole
 from quality.shuffles import Shuffle
 from quality.tables import batch_composition, images_of_runs, positions
 
-__all__ = ["FULL", "SHORT", "Plan", "bijections", "of_sampled", "of_whole", "statistics"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:

@@ -12,8 +12,6 @@ from quality.check import Law, Statistic
 from quality.runs import Runs
 from quality.shuffles import Positions
 
-__all__ = ["NUM_BLOCKS", "batch_composition", "block_sizes", "blocks_of", "images_of_runs", "positions"]
-
 NUM_BLOCKS = 64
 """Contiguous blocks that the images of a permutation are cut into: files of a dataset, say."""
 

@@ -123,8 +123,7 @@ class Ceph:
         command = [program, *conf, *arguments]
         found = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         if found.returncode:
-            msg = f"{' '.join(command)}: {found.stdout[-500:]}{found.stderr[-1500:]}"
-            raise RuntimeError(msg)
+            raise RuntimeError(f"{' '.join(command)}: {found.stdout[-500:]}{found.stderr[-1500:]}")
         return found.stdout.strip()
 
     def _ceph(self, *arguments):

@@ -4,8 +4,6 @@ import shutil
 
 from trackbed.cache import await_flush
 
-__all__ = ["remove_folder"]
-
 
 def remove_folder(folder):
     """Remove a folder, if it is there, once nothing is written to it in the background."""

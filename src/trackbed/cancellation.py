@@ -4,8 +4,6 @@ import contextlib
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 
-__all__ = ["Flag", "Poll", "check_cancelled", "check_wait", "checking_waits", "current_poll", "polling"]
-
 _Callback = Callable[[int], object]
 
 Poll = _Callback | None

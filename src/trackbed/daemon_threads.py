@@ -10,8 +10,6 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-__all__ = ["DaemonThreads", "call_on_thread"]
-
 _Result = TypeVar("_Result")
 _Calls = queue.SimpleQueue["tuple[Future[Any], Callable[[], Any]] | None"]
 

@@ -1,7 +1,5 @@
 """Counts with their nouns, for messages."""
 
-__all__ = ["number_of"]
-
 
 def number_of(count: int, noun: str, plural: str | None = None) -> str:
     """Returns a count with its noun in the singular or plural, which by default ends in an s.

@@ -41,8 +41,7 @@ class Site:
 
     def _build(self, what, number):
         if number == self.fails_at:
-            msg = "no more"
-            raise OSError(msg)
+            raise OSError("no more")
         with self._changed:
             self._now[what] += 1
             self._note()
@@ -112,8 +111,7 @@ class Reading(SmallKind):
     def read_ahead(self, request):
         self._seen.append(("ahead", request.ingredients.seed))
         if request.ingredients.seed == 2:
-            msg = "building says what is wrong"
-            raise OSError(msg)
+            raise OSError("building says what is wrong")
 
 
 def test_what_entries_read_is_asked_for_a_chunk_ahead(tmp_path):

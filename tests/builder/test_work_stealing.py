@@ -104,8 +104,7 @@ def test_an_error_in_what_was_taken_over_is_raised_on_every_rank(tmp_path, faili
             time.sleep(0.02)
         elif number >= 25:
             began.set()
-            msg = "it broke"
-            raise ValueError(msg)
+            raise ValueError("it broke")
 
     with pytest.raises(CollectiveError, match=f"rank {failing}: ValueError: it broke"):
         build(tmp_path / "cache", lambda rank, number: (builds_on(rank, number), began.set() if number > 22 else None))

@@ -16,8 +16,7 @@ def main():
         if child == 0:
             if group.rank == 0:
                 sys.exit(5)
-            msg = "error of the child"
-            raise ValueError(msg)
+            raise ValueError("error of the child")
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         gathered = group.all_gather(group.rank)
     print(json.dumps({"status": status, "gathered": gathered, "again": group.all_gather(group.rank)}), flush=True)

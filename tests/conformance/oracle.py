@@ -71,8 +71,7 @@ class Oracle:
         threading.Thread(target=self._listen, args=(self._process, self._answers), daemon=True).start()
         ready = self._answers.get(timeout=START_SECONDS)
         if ready is None:
-            msg = "Megatron Core must start, found that it died"
-            raise RuntimeError(msg)
+            raise RuntimeError("Megatron Core must start, found that it died")
 
     @staticmethod
     def _listen(process: subprocess.Popen[str], answers: "queue.Queue[str | None]") -> None:

@@ -53,8 +53,7 @@ class OpensWithError:
 
 
 def _refuse_to_open():
-    msg = "another version"
-    raise TrackbedError(msg)
+    raise TrackbedError("another version")
 
 
 class EngineContract:

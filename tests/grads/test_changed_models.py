@@ -72,8 +72,7 @@ def test_gradients_that_a_failed_backward_pass_has_left_are_dropped_by_zero_grad
 
     def hook(param):
         if fails[0]:
-            msg = "hook of the program"
-            raise RuntimeError(msg)
+            raise RuntimeError("hook of the program")
 
     model = layers(4, 3, 2)
     model[0].bias.register_post_accumulate_grad_hook(hook)

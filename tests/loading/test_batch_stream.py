@@ -275,8 +275,7 @@ class _Broken(GPTDataset):
 
     def __getitem__(self, idx):
         if idx == 9:
-            msg = "the tenth sample is broken"
-            raise RuntimeError(msg)
+            raise RuntimeError("the tenth sample is broken")
         return super().__getitem__(idx)
 
 
@@ -295,8 +294,7 @@ def test_an_error_on_the_thread_is_raised_in_place_of_the_batch(tmp_path):
 def test_an_error_in_the_sampler_is_raised_too(dataset):
     def batches():
         yield [0]
-        msg = "no more"
-        raise OSError(msg)
+        raise OSError("no more")
 
     iterator = iter(BatchStream(dataset, batches()))
     next(iterator)

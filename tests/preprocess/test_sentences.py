@@ -101,8 +101,7 @@ class AtStops:
 
     def split(self, text):
         if "refused" in text:
-            msg = "refused"
-            raise RuntimeError(msg)
+            raise RuntimeError("refused")
         return [f"{part}." for part in text.split(".")[:-1]]
 
 

@@ -16,8 +16,6 @@ from trackbed.tokens import ObjectStorageConfig, default_idx_cache
 if TYPE_CHECKING:
     from trackbed.datasets.gpt.dataset import GPTDataset
 
-__all__ = ["BlendFile", "DatasetEntry", "SizeEntry", "StageEntry", "TokenizerEntry"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetEntry:

@@ -29,8 +29,6 @@ from trackbed.files.stores import is_address
 from trackbed.index.splits import Split
 from trackbed.tokens.shard_list import SHARD_LIST_SUFFIX, is_shard_list, read_shard_list
 
-__all__ = ["path_of_pattern", "read_datasets", "read_stages"]
-
 _KINDS: Final = ("path", "glob", "group")
 _MEASURES: Final = ("weight", "ratio", "epochs")
 _NAMES: Final = tuple(split.name for split in Split)

@@ -20,8 +20,6 @@ from trackbed.plural import number_of
 
 _NAMES_SHOWN: Final = 3
 
-__all__ = ["DrawCounter", "Shortfall", "SplitDraws", "StageDraws"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitDraws:

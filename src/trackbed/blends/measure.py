@@ -28,7 +28,6 @@ from trackbed.tokens.format import PairHeader
 if TYPE_CHECKING:
     from trackbed.datasets.gpt.dataset import GPTDataset
 
-__all__ = ["MeasuredBlend", "measure_blend"]
 
 _PLANNING_TOKENIZER: Final = StatedTokenizer(eod=0, vocab_size=1)
 

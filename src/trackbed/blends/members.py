@@ -25,8 +25,6 @@ from trackbed.tokens.format import PairHeader
 from trackbed.tokens.headers import read_headers
 from trackbed.tokens.stored.find import match_objects
 
-__all__ = ["FoundMembers", "Member", "find_members"]
-
 _THREADS: Final = 4  # they wait for the file system; on a fast one, more threads only contend
 _THREADS_FOR_STORES: Final = 16
 
@@ -227,8 +225,9 @@ def _tokens_before(dataset: IndexedDataset | IndexedGroup, sequence: int) -> int
         return 0  # a lookup would map the file
     end = index.data_bytes if sequence == len(dataset) else int(index.sequence_pointers[sequence])
     if not 0 <= end <= index.data_bytes:
-        msg = f"{dataset.path_prefix}: sequence {sequence} must begin in [0, {index.data_bytes}], found {end}"
-        raise FormatError(msg)
+        raise FormatError(
+            f"{dataset.path_prefix}: sequence {sequence} must begin in [0, {index.data_bytes}], found {end}"
+        )
     return end // index.dtype_size
 
 

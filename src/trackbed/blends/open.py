@@ -21,8 +21,6 @@ from trackbed.datasets.tokenizers.kinds import AnyTokenizer
 from trackbed.errors import ArgumentError
 from trackbed.kernels.integers import is_integer
 
-__all__ = ["Splits", "open_blend"]
-
 _WHERE = "trackbed.open_blend"
 
 
@@ -81,12 +79,12 @@ class Splits:
     def _one(self, split: str) -> SplitDataset:
         found = self._found[split]
         if isinstance(found, list):
-            msg = f"{self._name}: split {split!r} has several datasets, which validation_sets lists"
-            raise MissingSplitError(msg)
+            raise MissingSplitError(f"{self._name}: split {split!r} has several datasets, which validation_sets lists")
         if found is None:
             known = ", ".join(repr(name) for name, one in self._found.items() if one is not None)
-            msg = f"{self._name}: the blend must have a split {split!r}, found {known}; its shares are set by split"
-            raise MissingSplitError(msg)
+            raise MissingSplitError(
+                f"{self._name}: the blend must have a split {split!r}, found {known}; its shares are set by split"
+            )
         return found
 
     if not TYPE_CHECKING:  # type checkers would take every name for one that there is
@@ -97,8 +95,7 @@ class Splits:
                 return self._one(name)
             meant = next((split for split in ("train", "valid", "test") if name[:3] == split[:3]), None)
             hint = "" if meant is None else f"; did you mean {meant!r}?"
-            msg = f"splits have train, valid, test and validation_sets, found {name!r}{hint}"
-            raise AttributeError(msg)
+            raise AttributeError(f"splits have train, valid, test and validation_sets, found {name!r}{hint}")
 
     def __repr__(self) -> str:
         """Lists the datasets."""
@@ -160,11 +157,9 @@ def open_blend(
     group = _group(timeout_seconds if is_usable else None)
     with group.guarded("opening the blend") as step, polling(step.poll):
         if not is_usable:
-            msg = f"{_WHERE}: timeout_seconds must be a number above 0, found {timeout_seconds!r}"
-            raise ArgumentError(msg)
+            raise ArgumentError(f"{_WHERE}: timeout_seconds must be a number above 0, found {timeout_seconds!r}")
         if not isinstance(cache, (str, os.PathLike, NoneType)):
-            msg = f"{_WHERE}: cache must be the path of a folder, found a {type(cache).__name__}"
-            raise ArgumentError(msg)
+            raise ArgumentError(f"{_WHERE}: cache must be the path of a folder, found a {type(cache).__name__}")
         blend, opened = _measured(path, settings, tokenizer, None if cache is None else os.fspath(cache))
         config = blend.config(tokenizer=opened, cache=None if cache is None else os.fspath(cache))
         if "num_dataset_builder_threads" not in blend.file.options:
@@ -181,15 +176,16 @@ def _measured(
     """Returns the blend, and the tokenizer if it was given as an object."""
     if path is not None and not isinstance(path, (str, os.PathLike)):
         found = f"a {type(path).__name__}"
-        msg = f"{_WHERE}: path must be that of a blend file, found {found}; prefixes are given as prefixes=..."
-        raise ArgumentError(msg)
+        raise ArgumentError(
+            f"{_WHERE}: path must be that of a blend file, found {found}; prefixes are given as prefixes=..."
+        )
     given = [name for name, value in settings.items() if value is not None]
     if path is None and settings["prefixes"] is None:
-        msg = f"{_WHERE}: must have the path of a blend file, or prefixes, found neither"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"{_WHERE}: must have the path of a blend file, or prefixes, found neither")
     if path is not None and given:
-        msg = f"{_WHERE}: a blend file must state these itself, found them given beside it: {', '.join(given)}"
-        raise ArgumentError(msg)
+        raise ArgumentError(
+            f"{_WHERE}: a blend file must state these itself, found them given beside it: {', '.join(given)}"
+        )
     file = read_blend_file(path) if path is not None else read_blend_table(_table(settings, cache), where=_WHERE)
     is_setting = isinstance(tokenizer, (str, os.PathLike, Mapping))
     if is_setting:
@@ -206,12 +202,14 @@ def _table(settings: Mapping[str, Any], cache: str | None) -> dict[str, Any]:
         prefixes = [prefixes]
     if not isinstance(prefixes, (Mapping, Sequence)):
         found = f"a {type(prefixes).__name__}"
-        msg = f"{_WHERE}: prefixes must be a mapping to weights, or a list, as their order matters, found {found}"
-        raise ArgumentError(msg)
+        raise ArgumentError(
+            f"{_WHERE}: prefixes must be a mapping to weights, or a list, as their order matters, found {found}"
+        )
     wrong = [one for one in prefixes if not isinstance(one, (str, os.PathLike))]
     if wrong:
-        msg = f"{_WHERE}: prefixes must be paths or addresses, found one of type {type(wrong[0]).__name__}"
-        raise ArgumentError(msg)
+        raise ArgumentError(
+            f"{_WHERE}: prefixes must be paths or addresses, found one of type {type(wrong[0]).__name__}"
+        )
     weights = prefixes if isinstance(prefixes, Mapping) else {}
     datasets = [
         {
@@ -227,8 +225,9 @@ def _table(settings: Mapping[str, Any], cache: str | None) -> dict[str, Any]:
     if not (
         size is None or is_integer(size) or (isinstance(size, Mapping) and all(isinstance(key, str) for key in size))
     ):
-        msg = f"{_WHERE}: size must be a number of samples, or a mapping with keys such as 'train', found {size!r}"
-        raise ArgumentError(msg)
+        raise ArgumentError(
+            f"{_WHERE}: size must be a number of samples, or a mapping with keys such as 'train', found {size!r}"
+        )
     sizes = {} if size is None else dict(size) if isinstance(size, Mapping) else {"train": size}
     return {
         **given,

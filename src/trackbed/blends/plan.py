@@ -15,8 +15,6 @@ from trackbed.datasets.gpt.config import GPTDatasetConfig
 from trackbed.index import Split
 from trackbed.plural import number_of
 
-__all__ = ["BlendPlan", "DatasetPlan", "SplitPlan", "plan_blend", "why_more_are_built", "why_more_samples"]
-
 _USEFUL_EPOCHS: Final = 4
 """Passes after which a repeated text teaches clearly less than a new one."""
 _NAMES_SHOWN: Final = 5

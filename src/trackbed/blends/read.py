@@ -31,8 +31,6 @@ from trackbed.errors import ArgumentError, BlendFileError
 from trackbed.files.stores import is_address, redact
 from trackbed.index.splits import Split, convert_split_vector_to_split_matrix, parse_and_normalize_split
 
-__all__ = ["OPTIONS", "VERSION", "read_blend_file", "read_blend_table", "read_options", "with_tokenizer"]
-
 VERSION: Final = 1
 """Supported version of the format."""
 
@@ -66,8 +64,7 @@ def read_blend_file(path: str | os.PathLike[str]) -> BlendFile:
         OSError: the file cannot be read.
     """
     if is_address(path):
-        msg = f"a blend file must be a file on this host, found the address {redact(os.fspath(path))}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"a blend file must be a file on this host, found the address {redact(os.fspath(path))}")
     path = Path(path)
     return _read(path, path.parent, *_parse(path))
 

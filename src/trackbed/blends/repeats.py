@@ -15,8 +15,6 @@ from trackbed.files import read_index_ends, read_stamps
 from trackbed.files.stores import is_address, parse_address
 from trackbed.tokens.paths import get_bin_path, get_idx_path
 
-__all__ = ["NamedPair", "count_repeated", "pair_ids", "refuse_repeats"]
-
 _THREADS: Final = 8  # on a network file system each waits for an answer
 
 

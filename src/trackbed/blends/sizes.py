@@ -6,8 +6,6 @@ from trackbed.blends.blend_file import SizeEntry
 from trackbed.blends.toml_tables import COUNT, WHOLE, WHOLE_POSITIVE, TableReader, parse_count
 from trackbed.index.splits import Split
 
-__all__ = ["SIZE_KEYS", "SizesAndBatch", "read_sizes", "samples_for"]
-
 SIZE_KEYS: Final = {
     Split.train: ("train", "train_tokens", "train_iters"),
     Split.valid: ("valid", "eval_iters"),

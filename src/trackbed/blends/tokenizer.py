@@ -17,8 +17,6 @@ from trackbed.files.stores import is_address
 from trackbed.kernels.integers import is_integer
 from trackbed.tokens import IndexedDataset
 
-__all__ = ["StatedTokenizer", "check_token_ids", "make_tokenizer", "read_tokenizer"]
-
 _FILE_OR_TABLE: Final = Rule("the name of a file, or a table", lambda value: TEXT.holds(value) or TABLE.holds(value))
 
 

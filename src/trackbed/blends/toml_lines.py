@@ -9,8 +9,6 @@ import tomllib
 from bisect import bisect_right
 from typing import Final
 
-__all__ = ["KeyPath", "find_key_lines"]
-
 KeyPath = tuple[str | int, ...]
 """Path to a value from the top: keys of tables, and numbers of elements of lists."""
 

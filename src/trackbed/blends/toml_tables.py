@@ -15,25 +15,6 @@ from typing import Any, Final
 from trackbed.blends.toml_lines import KeyPath
 from trackbed.errors import ArgumentError, BlendFileError
 
-__all__ = [
-    "COUNT",
-    "FLAG",
-    "NUMBER",
-    "POSITIVE",
-    "TABLE",
-    "TABLES",
-    "TEXT",
-    "TEXTS",
-    "WHOLE",
-    "WHOLE_POSITIVE",
-    "Problems",
-    "Rule",
-    "TableReader",
-    "one_of",
-    "parse_count",
-    "reason_of",
-]
-
 _POWERS: Final = {"": 0, "K": 3, "M": 6, "B": 9, "T": 12}
 _MOST_DIGITS: Final = 64
 _COUNT: Final = re.compile(r"(\d[\d_,]*(?:\.\d+)?)\s*([KMBT]?)")
@@ -56,8 +37,7 @@ def parse_count(text: str) -> int:
     number = Fraction(re.sub("[_,]", "", match[1])) * 10 ** _POWERS[match[2]] if match else None
     if number is None or number.denominator > 1:
         shown = text if len(text) <= _MOST_DIGITS else f"{text[:_MOST_DIGITS]}..."
-        msg = f"a count must be a whole number such as 300_000, 20M, 1.5B or 2T, found {shown!r}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"a count must be a whole number such as 300_000, 20M, 1.5B or 2T, found {shown!r}")
     return int(number)
 
 

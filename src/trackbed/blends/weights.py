@@ -12,8 +12,6 @@ from trackbed.blends.sizes import samples_for
 from trackbed.builder.plan_split import MOST_SAMPLES
 from trackbed.errors import PlanError
 
-__all__ = ["DatasetRequest", "plan_weights"]
-
 _MOST_WRITTEN_OUT: Final = 1e24
 
 
@@ -66,18 +64,16 @@ def plan_weights(
         return _checked([_plain_weight(one) for one in requests]), size
     samples = [one.amount * one.split_tokens / sequence_length if one.measure == "epochs" else 0.0 for one in requests]
     if not sum(samples) < MOST_SAMPLES:
-        msg = f"datasets must give fewer than 2**62 samples by their epochs, found {_whole(sum(samples))}"
-        raise PlanError(msg)
+        raise PlanError(f"datasets must give fewer than 2**62 samples by their epochs, found {_whole(sum(samples))}")
     if measures == {"epochs"}:
         return _checked(samples), int(sum(samples)) if size is None else size
     left = (size or 0) - sum(samples)
     if left <= 0:
         needed = samples_for(int(sum(samples) * sequence_length), sequence_length)
-        msg = (
+        raise PlanError(
             f"datasets with epochs must leave samples to the others, found that they need {needed:,} "
             f"of {size or 0:,}: short by {needed - (size or 0) + 1:,}"
         )
-        raise PlanError(msg)
     others = [0.0 if one.measure == "epochs" else _plain_weight(one) for one in requests]
     _checked(others)
     total = sum(others)
@@ -102,9 +98,9 @@ def _whole(number: float) -> str:
 
 def _checked(weights: list[float]) -> list[float]:
     if not any(weights):
-        msg = f"datasets must have tokens or weights to draw by, found {len(weights)} with neither"
-        raise PlanError(msg)
+        raise PlanError(f"datasets must have tokens or weights to draw by, found {len(weights)} with neither")
     if not math.isfinite(sum(weights)):
-        msg = f"weights must have a finite sum, found that {len(weights)} of up to {max(weights):g} have none"
-        raise PlanError(msg)
+        raise PlanError(
+            f"weights must have a finite sum, found that {len(weights)} of up to {max(weights):g} have none"
+        )
     return weights

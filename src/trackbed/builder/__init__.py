@@ -14,8 +14,7 @@ __all__ = ["BlendedMegatronDatasetBuilder", "build_generic_dataset"]
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
-        msg = f"module {__name__!r} has no attribute {name!r}"
-        raise AttributeError(msg)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.builder"), name)
 
 

@@ -20,8 +20,6 @@ from trackbed.datasets.megatron_dataset import MegatronDataset
 from trackbed.datasets.overrides import is_ours
 from trackbed.index.splits import Split
 
-__all__ = ["Item", "RankRequest", "find_difference", "first_difference", "request_of"]
-
 _OPTIONS: Final = (
     "order",
     "blend_stages",

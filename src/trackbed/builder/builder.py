@@ -37,14 +37,6 @@ from trackbed.index.splits import Split, split_range
 from trackbed.plural import number_of
 from trackbed.tokens.format import PairHeader
 
-__all__ = [
-    "BlendedMegatronDatasetBuilder",
-    "BuiltSplit",
-    "DistributedDataset",
-    "TopLevelDataset",
-    "build_generic_dataset",
-]
-
 _NEVER_CALLED = (
     "_build_blended_dataset_splits",
     "_build_megatron_dataset_splits",
@@ -89,7 +81,7 @@ class _LengthsUnknown(Exception):  # noqa: N818  it is caught in this module
 def build_generic_dataset(
     cls: Callable[..., Any],
     is_built_on_rank: Callable[[], bool],
-    synchronize_ranks: bool,  # noqa: FBT001  Megatron Core's signature
+    synchronize_ranks: bool,
     *args: Any,
 ) -> Any | None:
     """`cls(*args)`, or None on a rank that does not want it.
@@ -127,11 +119,10 @@ def _construct_first(cls: Callable[..., Any], *args: Any) -> Any:
     try:
         return cls(*args)
     except OSError as error:
-        msg = (
+        raise CacheError(
             "Failed to write dataset materials: the constructor must be able to write and read its files, but raised "
             f"{type(error).__name__}: {error}; set path_to_cache of the configuration to a folder that can be written"
-        )
-        raise CacheError(msg) from error
+        ) from error
 
 
 class BlendedMegatronDatasetBuilder(Generic[_Dataset]):
@@ -283,8 +274,7 @@ class BlendedMegatronDatasetBuilder(Generic[_Dataset]):
         except TrackbedError as error:
             if not self.config.mock:
                 raise
-            msg = f"{self.cls.__name__} failed to build as a mock data generator: {error}"
-            raise PlanError(msg) from error
+            raise PlanError(f"{self.cls.__name__} failed to build as a mock data generator: {error}") from error
 
     def _blend_splits(
         self, specs: Sequence[SplitSpec | None], members: _Members, settle: _Settle
@@ -371,8 +361,9 @@ class BlendedMegatronDatasetBuilder(Generic[_Dataset]):
         lengths = [len(dataset) for dataset in datasets]
         if spec.size and not sum(lengths):
             datasets_text = number_of(len(lengths), "dataset")
-            msg = f"split {spec.split.name} must have samples to give {spec.size:,}, found none in its {datasets_text}"
-            raise PlanError(msg)
+            raise PlanError(
+                f"split {spec.split.name} must have samples to give {spec.size:,}, found none in its {datasets_text}"
+            )
         size = None if spec.size is None else min(spec.size, sum(lengths))
         return BlendedDataset(datasets, lengths, size, self.config)
 
@@ -387,8 +378,7 @@ def _check_length(dataset: Any) -> None:
     """Raises PlanError for a dataset that rounding in single precision left short, instead of a failure in mid-run."""
     wanted = dataset.num_samples if isinstance(dataset, MegatronDataset) else None
     if wanted is not None and not dataset.can_give(wanted) and len(dataset) > 0:
-        msg = (
+        raise PlanError(
             f"{dataset.dataset_path}, split {dataset.index_split.name}: at least "
             f"{number_of(wanted, 'sample')} must come out, found {len(dataset):,}"
         )
-        raise PlanError(msg)

@@ -7,8 +7,6 @@ from trackbed.datasets.cached import CachedDataset
 from trackbed.datasets.megatron_dataset import MegatronDataset
 from trackbed.datasets.overrides import is_ours
 
-__all__ = ["constructor_of_ours", "constructs_in_turn"]
-
 
 def constructs_in_turn(cls: type[MegatronDataset]) -> bool:
     """True for a class that may write files when it is constructed.

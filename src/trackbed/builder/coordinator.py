@@ -16,8 +16,6 @@ from trackbed.cache import Found, LazyArrays, Request, await_visible, look_up
 from trackbed.comm import Group
 from trackbed.errors import CollectiveError
 
-__all__ = ["Coordinator", "find_missing"]
-
 logger = logging.getLogger(__name__)
 
 _Made = TypeVar("_Made")
@@ -163,12 +161,12 @@ class Coordinator:
         """Collective over the group: raises on every rank, or warns, if two ranks ask for different things."""
         if said["at_odds"] is not None:
             first, second = said["at_odds"]
-            msg = f"every rank must build as many datasets, but rank {second} is not at the same point as rank {first}"
-            raise CollectiveError(msg)
+            raise CollectiveError(
+                f"every rank must build as many datasets, but rank {second} is not at the same point as rank {first}"
+            )
         if said["different"] is not None:
             found = self._compare(request, said["different"], has_to_agree=True)
-            msg = f"every rank must ask for the same datasets, but {found}"
-            raise CollectiveError(msg)
+            raise CollectiveError(f"every rank must ask for the same datasets, but {found}")
         if said["unlike"] is not None and self._warned != said["unlike"]:
             self._warned = said["unlike"]
             logger.warning(

@@ -13,8 +13,6 @@ from trackbed.cache import LazyArrays, build_batch
 from trackbed.cancellation import check_cancelled, polling
 from trackbed.errors import TrackbedError
 
-__all__ = ["Executor", "Progress", "tasks_of"]
-
 Progress = Callable[[int, int, float], None]
 """Called with the number of indices that this rank has built, the number that all ranks build, and the part of the cost
 of all that this rank has done: first with none built, and by one thread at a time."""

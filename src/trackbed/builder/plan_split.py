@@ -13,8 +13,6 @@ from trackbed.errors import ArgumentError
 from trackbed.index.splits import Bounds, Split, normalize
 from trackbed.kernels.integers import is_integer
 
-__all__ = ["MOST_SAMPLES", "SplitSpec", "check_sizes", "plan_shares", "plan_split"]
-
 _SURPLUS_0_10: Final = 1.005
 MOST_SAMPLES: Final = 2**62
 """A larger size, rounded up and with a surplus, would not fit a 64-bit integer."""
@@ -97,8 +95,9 @@ def plan_shares(
     counts = [math.ceil(size * weight) for weight in weights]
     surplus = 1 + config.mid_level_dataset_surplus
     if not max(counts, default=0) * surplus < MOST_SAMPLES:
-        msg = f"mid_level_dataset_surplus must leave fewer than 2**62 samples for a dataset, found {surplus - 1:g}"
-        raise ArgumentError(msg)
+        raise ArgumentError(
+            f"mid_level_dataset_surplus must leave fewer than 2**62 samples for a dataset, found {surplus - 1:g}"
+        )
     return sum(counts), list(weights), [math.ceil(count * surplus) for count in counts]
 
 
@@ -110,25 +109,22 @@ def check_sizes(sizes: Sequence[int | None], config: BlendedMegatronDatasetConfi
             for a validation that is to be full.
     """
     if len(sizes) != len(Split):
-        msg = f"sizes must have {len(Split)} entries, found {len(sizes)}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"sizes must have {len(Split)} entries, found {len(sizes)}")
     for split, size in zip(Split, sizes, strict=True):
         if size is not None and (not is_integer(size) or size < 0):
-            msg = f"the size of split {split.name} must be a whole number of at least 0, or None, found {size!r}"
-            raise ArgumentError(msg)
+            raise ArgumentError(
+                f"the size of split {split.name} must be a whole number of at least 0, or None, found {size!r}"
+            )
         if size is not None and size >= MOST_SAMPLES:
-            msg = f"the size of split {split.name} must be below 2**62 samples, found {size:,}"
-            raise ArgumentError(msg)
+            raise ArgumentError(f"the size of split {split.name} must be below 2**62 samples, found {size:,}")
         blend = blend_of(split, config)
         if size is None and blend is not None and blend[1] is not None:
-            msg = (
+            raise ArgumentError(
                 f"the size of split {split.name} must be a number for a blend with weights, found None; "
                 "leave the weights out to take all samples of its datasets"
             )
-            raise ArgumentError(msg)
     if config.full_validation and sizes[Split.valid.value] is not None:
-        msg = f"full_validation needs a size of None for split valid, found {sizes[Split.valid.value]}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"full_validation needs a size of None for split valid, found {sizes[Split.valid.value]}")
 
 
 def blend_of(split: Split, config: BlendedMegatronDatasetConfig) -> Blend | None:

@@ -11,8 +11,6 @@ from typing import Final, NamedTuple
 
 from trackbed.errors import ArgumentError
 
-__all__ = ["Plan", "Task", "chunk_cost", "chunks_of", "plan_tasks"]
-
 _LEAST_CHUNK: Final = 2e7
 """Nanoseconds of a chunk, at least: to ask for one takes 1e5."""
 _CHUNKS_PER_RANK: Final = 64
@@ -63,8 +61,7 @@ def plan_tasks(tasks: Sequence[Task], num_ranks: int) -> Plan:
     (((5, 1, 3), (0, 2, 4)), 7.0, 6.5)
     """
     if num_ranks < 1:
-        msg = f"num_ranks must be at least 1, found {num_ranks}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"num_ranks must be at least 1, found {num_ranks}")
     loads = [(0.0, rank) for rank in range(num_ranks)]  # sorted, so a heap
     by_rank: list[list[int]] = [[] for _ in range(num_ranks)]
     for task in _longest_first(tasks):

@@ -3,8 +3,6 @@
 import errno
 from typing import Final
 
-__all__ = ["advice_on"]
-
 _ADVICE: Final = {
     errno.EACCES: "path_to_cache must name a folder that you may read from and write to",
     errno.EPERM: "path_to_cache must name a folder that you may read from and write to",

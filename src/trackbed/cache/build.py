@@ -32,8 +32,6 @@ from trackbed.files import (
     partial_name,
 )
 
-__all__ = ["build_batch"]
-
 _IN_PLACE_BYTES: Final = 4 << 20
 """Size from which an array is filled in its file."""
 _BACKGROUND_BYTES: Final = 256 << 20
@@ -184,8 +182,8 @@ class _Writer:
         partials = f"{self._entry.own}/partial"
         with explained(self._entry, self._place):
             for folder in (self._place.directory, partials):
-                if folder not in self._folders and not os.path.isdir(folder):  # noqa: PTH112  see Place
-                    os.makedirs(folder, exist_ok=True)  # noqa: PTH103  see Place
+                if folder not in self._folders and not os.path.isdir(folder):
+                    os.makedirs(folder, exist_ok=True)
                 self._folders.add(folder)
             _clear_once(partials)
 

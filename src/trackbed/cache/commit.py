@@ -34,8 +34,6 @@ from trackbed.files import (
     stamp_of,
 )
 
-__all__ = ["CompleteFile", "NewEntry", "cannot_write", "commit", "explained"]
-
 logger = logging.getLogger(__name__)
 
 _ATTEMPTS: Final = 100
@@ -131,7 +129,7 @@ class NewEntry:
             return
         logger.warning("%s: another index took this name meanwhile; this one lies in .trackbed/", place.array("*"))
         self.place, self.claim = self.entry.aside, Claim.replace
-        os.makedirs(self.place.directory, exist_ok=True)  # noqa: PTH103  see Place
+        os.makedirs(self.place.directory, exist_ok=True)
 
     def _discard_manifest(self, wanted: Stamp | None) -> None:
         """Removes the manifest that was found unreadable, but none that has replaced it meanwhile."""
@@ -178,8 +176,7 @@ def commit(entries: Sequence[NewEntry]) -> list[Found | None]:
             return found
         left = _commit_once(left, found)
     where = next(iter(left.values())).place.manifest
-    msg = f"{where}: a manifest must stay where it is put, found it gone {_ATTEMPTS} times"
-    raise CacheError(msg)
+    raise CacheError(f"{where}: a manifest must stay where it is put, found it gone {_ATTEMPTS} times")
 
 
 def _commit_once(entries: Mapping[int, NewEntry], found: list[Found | None]) -> dict[int, NewEntry]:

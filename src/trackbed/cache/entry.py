@@ -9,18 +9,6 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 
-__all__ = [
-    "ArraySpec",
-    "DataPart",
-    "Decisions",
-    "Entry",
-    "Place",
-    "canonical",
-    "differences",
-    "fingerprint",
-    "shortened",
-]
-
 _CANONICAL: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False).encode
 
 Decisions = Mapping[str, Any]

@@ -11,8 +11,6 @@ from trackbed.cache.last_used import DAY_SECONDS, Use, last_uses
 from trackbed.cache.notes import NoteFile
 from trackbed.files import PartialFile, Writer, mapped_files, remove_unless_changed
 
-__all__ = ["Removal", "entries_in_use", "plan_removal", "remove"]
-
 _FORSAKEN_SECONDS: Final = 7 * DAY_SECONDS
 
 

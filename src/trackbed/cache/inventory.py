@@ -19,8 +19,6 @@ from trackbed.cache.notes import NoteFile, entry_digest, find_note_files
 from trackbed.errors import FormatError
 from trackbed.files import PartialFile, Stamp, find_partials, open_regular
 
-__all__ = ["Condition", "Described", "Inventory", "StoredEntry", "StoredFile", "describe_stored", "take_inventory"]
-
 _STEM: Final = re.compile(r"[0-9a-f]{32}-(?P<cls>\w+?)(?:-(?P<split>train|valid|test))?")
 _FILE: Final = re.compile(r"(?P<stem>[^/]+)-(?P<what>description\.txt|\w+\.npy)")
 _FINGERPRINT: Final = re.compile(r"[0-9a-f]{64}")
@@ -124,14 +122,14 @@ def take_inventory(folder: str) -> Inventory:
     own = f"{folder}/.trackbed"
     uses = tuple(find_uses(own))
     latest = last_uses(uses)
-    own_names = os.listdir(own) if os.path.isdir(own) else []  # noqa: PTH112, PTH208  there may be thousands
+    own_names = os.listdir(own) if os.path.isdir(own) else []
     manifests = {name.removesuffix(".json"): f"{own}/{name}" for name in own_names if name.endswith(".json")}
     entries = _entries_in(folder, manifests, latest)
     for name in own_names:
-        if _FINGERPRINT.fullmatch(name) and os.path.isdir(f"{own}/{name}"):  # noqa: PTH112
+        if _FINGERPRINT.fullmatch(name) and os.path.isdir(f"{own}/{name}"):
             entries += _entries_aside(f"{own}/{name}", latest)
     partial = f"{own}/partial"
-    partials = find_partials(Path(partial)) if os.path.isdir(partial) else []  # noqa: PTH112
+    partials = find_partials(Path(partial)) if os.path.isdir(partial) else []
     return Inventory(
         tuple(sorted(entries, key=lambda entry: entry.path)),
         tuple(partials),
@@ -157,14 +155,14 @@ def _entries_aside(folder: str, latest: Mapping[str, float]) -> list[StoredEntry
         by_stem = _files_by_stem(folder)
     except FileNotFoundError:  # it was removed since its name was read
         return []
-    if not by_stem and os.path.exists(manifest):  # noqa: PTH110
+    if not by_stem and os.path.exists(manifest):
         by_stem = {"": []}
     return [_describe(folder, stem, files, manifest, latest, is_aside=True) for stem, files in by_stem.items()]
 
 
 def _files_by_stem(folder: str) -> dict[str, list[StoredFile]]:
     by_stem: defaultdict[str, list[StoredFile]] = defaultdict(list)
-    for name in sorted(os.listdir(folder)):  # noqa: PTH208  there may be thousands
+    for name in sorted(os.listdir(folder)):
         if (match := _FILE.fullmatch(name)) and (file := _stored(f"{folder}/{name}")):
             by_stem[match["stem"]].append(file)
     return dict(by_stem)
@@ -173,7 +171,7 @@ def _files_by_stem(folder: str) -> dict[str, list[StoredFile]]:
 def _stored(path: str) -> StoredFile | None:
     """Returns the file at `path`; None if it was removed meanwhile."""
     try:
-        status = os.stat(path)  # noqa: PTH116
+        status = os.stat(path)
     except FileNotFoundError:
         return None
     except OSError:  # a link to itself: reading it says so
@@ -277,7 +275,7 @@ def _beginning(entry: StoredEntry) -> str:
     if path is None:
         return ""
     try:
-        with open(open_regular(path)[0], "rb") as file:  # noqa: PTH123  a descriptor
+        with open(open_regular(path)[0], "rb") as file:
             return file.read(_MOST_BYTES).decode(errors="replace")
     except (OSError, FormatError):
         return ""

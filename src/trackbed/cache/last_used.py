@@ -19,8 +19,6 @@ from trackbed.cache.entry import Entry
 from trackbed.cache.notes import texts_in
 from trackbed.files import partial_name, publish, write_new
 
-__all__ = ["DAY_SECONDS", "Use", "find_uses", "last_uses", "note_use"]
-
 logger = logging.getLogger(__name__)
 
 DAY_SECONDS: Final = 86_400.0
@@ -57,7 +55,7 @@ def _note(own: str, listing: bytes) -> None:
     name = f"{hashlib.sha256(listing).hexdigest()[:32]}.txt"
     path = f"{own}/uses/{name}"
     with contextlib.suppress(FileNotFoundError):
-        if time.time() - os.stat(path).st_mtime > DAY_SECONDS:  # noqa: PTH116  see Place
+        if time.time() - os.stat(path).st_mtime > DAY_SECONDS:
             os.utime(path)
         return
     for folder in (f"{own}/uses", f"{own}/partial"):  # but not `own`: it is absent if only Megatron Core wrote here
@@ -76,7 +74,7 @@ def find_uses(own: str) -> list[Use]:
     found = []
     for path, text in texts_in(f"{own}/uses"):
         with contextlib.suppress(OSError):  # removed meanwhile
-            found.append(Use(path, tuple(text.split()), os.stat(path).st_mtime))  # noqa: PTH116  see Place
+            found.append(Use(path, tuple(text.split()), os.stat(path).st_mtime))
     return found
 
 

@@ -19,8 +19,6 @@ from trackbed.cache.request import Arrays, Request
 from trackbed.errors import CacheError, FormatError
 from trackbed.files import MAPS, Stamp, is_on_this_machine, stamp_of
 
-__all__ = ["LazyArrays", "Resolve", "damage"]
-
 logger = logging.getLogger(__name__)
 
 Resolve = Callable[[Request, Found | None], Found]
@@ -71,8 +69,7 @@ class LazyArrays(Arrays):
         if self.request is not None:
             self.note(self.find_or_build(self.request, self.found))
         if self.found is None:
-            msg = "an entry without a request must be resolved"
-            raise CacheError(msg)
+            raise CacheError("an entry without a request must be resolved")
         return self.found
 
     @property
@@ -117,17 +114,14 @@ class LazyArrays(Arrays):
         try:
             array = map_npy(path)
         except OSError as error:
-            msg = f"{path}: the index cannot be read: {error.strerror}; {advice_on(error)}"
-            raise CacheError(msg) from error
+            raise CacheError(f"{path}: the index cannot be read: {error.strerror}; {advice_on(error)}") from error
         except FormatError as error:
-            msg = f"{error}; remove it and start again: then the index is built again"
-            raise CacheError(msg) from error
+            raise CacheError(f"{error}; remove it and start again: then the index is built again") from error
         if (array.dtype, array.shape) != (spec.dtype, spec.shape):
-            msg = (
+            raise CacheError(
                 f"{path}: must hold {spec.dtype} of shape {spec.shape}, found {array.dtype} of shape {array.shape}; "
                 f"remove it and start again: then the index is built again"
             )
-            raise CacheError(msg)
         self._check_stamp(name, path, found)
         return array
 
@@ -140,8 +134,9 @@ class LazyArrays(Arrays):
         # On the disks of other machines, the time of a file that was just written may still change.
         is_other = stamp[:2] != wanted[:2] or is_on_this_machine(self._place.directory)
         if is_other and not self._is_same_entry(found):
-            msg = f"{path}: must be the file that the start found, found another one in its place: start again"
-            raise CacheError(msg)
+            raise CacheError(
+                f"{path}: must be the file that the start found, found another one in its place: start again"
+            )
 
     def _is_same_entry(self, found: Found) -> bool:
         """True if another builder of the same entry has replaced the files at the same time."""

@@ -32,8 +32,6 @@ from trackbed.files import (
     read_stamps,
 )
 
-__all__ = ["Found", "State", "array_problem", "await_visible", "look_up", "size_problems"]
-
 _BATCH: Final = 32
 """Entries of a call: with more, the objects of their manifests live long enough to cause a full garbage collection."""
 _LONGEST_MANIFEST: Final = 1 << 16
@@ -352,8 +350,9 @@ def await_visible(request: Request, *, advice: str, timeout_seconds: float = 5.0
         if waited >= timeout_seconds:
             what = f"it damaged: {found.why}" if found.why else "nothing"
             where = entry.shared.array("*")
-            msg = f"{where}: the index must appear, looked for it for {waited:.1f} s and found {what}; {advice}"
-            raise CacheError(msg)
+            raise CacheError(
+                f"{where}: the index must appear, looked for it for {waited:.1f} s and found {what}; {advice}"
+            )
         check_cancelled()
         time.sleep(min(gap, timeout_seconds - waited))
         gap = min(gap * 1.5, _LONGEST_GAP_SECONDS)

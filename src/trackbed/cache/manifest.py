@@ -12,8 +12,6 @@ from trackbed.cache.entry import ArraySpec, Decisions, Entry
 from trackbed.errors import FormatError
 from trackbed.files import FileSum, boot_id, read_regular
 
-__all__ = ["DataSum", "Manifest", "encode_manifest", "manifest_of", "parse_manifest", "read_manifest"]
-
 _FORMAT: Final = "trackbed-cache"
 _VERSION: Final = 1
 _DTYPES: Final = {name: np.dtype(name) for name in ("<i2", "<u2", "<i4", "<u4", "<i8")}
@@ -109,14 +107,14 @@ def parse_manifest(raw: bytes | memoryview, path: str) -> Manifest:
         data = None if record is None else DataSum(f"{record['crc32']}", f"{record['stamps']}")
         return Manifest(fields["fingerprint"], fields["decisions"], files, arrays, boot, data)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        msg = f"{path}: a manifest must be a JSON object with the fields of docs/formats/cache.md: {str(error)[:200]}"
-        raise FormatError(msg) from error
+        raise FormatError(
+            f"{path}: a manifest must be a JSON object with the fields of docs/formats/cache.md: {str(error)[:200]}"
+        ) from error
 
 
 def _array_spec(dtype: str, shape: list[int]) -> ArraySpec:
     if type(dtype) is not str or {*map(type, shape)} - {int}:
-        msg = f"arrays must have a dtype and a shape, found {dtype!r} and {shape!r}"
-        raise ValueError(msg)
+        raise ValueError(f"arrays must have a dtype and a shape, found {dtype!r} and {shape!r}")
     return _shared_spec(dtype, tuple(shape))
 
 
@@ -124,6 +122,5 @@ def _array_spec(dtype: str, shape: list[int]) -> ArraySpec:
 def _shared_spec(dtype: str, shape: tuple[int, ...]) -> ArraySpec:
     """One object for thousands of entries with arrays of equal shapes."""
     if not (dtype in _DTYPES and all(length >= 0 for length in shape)):
-        msg = f"arrays must be of {' or '.join(_DTYPES)}, found {dtype!r} of shape {list(shape)!r}"
-        raise ValueError(msg)
+        raise ValueError(f"arrays must be of {' or '.join(_DTYPES)}, found {dtype!r} of shape {list(shape)!r}")
     return ArraySpec(_DTYPES[dtype], shape)

@@ -18,23 +18,6 @@ import numpy.typing as npt
 from trackbed.errors import FormatError
 from trackbed.files import BackgroundFlush, Stamp, read_regular, stamp_of
 
-__all__ = [
-    "FlushMark",
-    "NoteFile",
-    "Notes",
-    "await_flush",
-    "data_note",
-    "entry_digest",
-    "find_note_files",
-    "flush_and_mark",
-    "flush_later",
-    "flushed_note",
-    "make_marks",
-    "read_notes",
-    "texts_in",
-    "write_notes",
-]
-
 logger = logging.getLogger(__name__)
 
 Notes = frozenset[str]
@@ -171,10 +154,10 @@ def _write(mark: FlushMark) -> None:
     if not mark.path:
         return
     try:
-        with open(os.open(mark.path, os.O_WRONLY | os.O_CLOEXEC | os.O_NONBLOCK), "wb") as file:  # noqa: PTH123  a descriptor
+        with open(os.open(mark.path, os.O_WRONLY | os.O_CLOEXEC | os.O_NONBLOCK), "wb") as file:
             file.write(mark.text)  # a line that is cut names no entry
             file.truncate()
-        os.utime(os.path.dirname(mark.path))  # noqa: PTH120  else readers would not read the notes again
+        os.utime(os.path.dirname(mark.path))
     except OSError as error:
         logger.debug("%s: no note was left: %s", mark.own, error)
 

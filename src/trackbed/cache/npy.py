@@ -17,8 +17,6 @@ import numpy.typing as npt
 from trackbed.errors import ArgumentError, FormatError
 from trackbed.files import map_readonly, open_regular
 
-__all__ = ["NpyHeader", "create_npy", "encode_npy_header", "map_npy", "read_npy_header", "read_npy_start"]
-
 _LONGEST_HEADER: Final = 4096
 _ALIGNMENT: Final = 64
 _GROWTH_DIGITS: Final = 21
@@ -53,13 +51,13 @@ def read_npy_header(raw: bytes, *, path: str | Path) -> NpyHeader:
         FormatError: they are no header of version 1.0, or of something else than numbers in C order.
     """
     if raw[:8] != _MAGIC:
-        msg = f"{path}: a .npy of version 1.0 must begin with {_MAGIC!r}, found {raw[:8]!r}"
-        raise FormatError(msg)
+        raise FormatError(f"{path}: a .npy of version 1.0 must begin with {_MAGIC!r}, found {raw[:8]!r}")
     data_at = 10 + int.from_bytes(raw[8:10], "little")
     header = _HEADER.fullmatch(raw[10:data_at])
     if header is None or len(raw) < data_at:
-        msg = f"{path}: a .npy header must describe plain numbers in C order, found {raw[10 : min(data_at, 140)]!r}"
-        raise FormatError(msg)
+        raise FormatError(
+            f"{path}: a .npy header must describe plain numbers in C order, found {raw[10 : min(data_at, 140)]!r}"
+        )
     shape = tuple(int(length) for length in header["shape"].split(b",") if length.strip())
     return NpyHeader(np.dtype(header["dtype"].decode()), shape, data_at)
 
@@ -89,8 +87,9 @@ def map_npy(path: str | Path) -> npt.NDArray[Any]:
     try:
         header = read_npy_header(os.pread(descriptor, _LONGEST_HEADER, 0), path=path)
         if size != header.size_bytes:
-            msg = f"{path}: {header.dtype} of shape {header.shape} makes {header.size_bytes} bytes, found {size}"
-            raise FormatError(msg)
+            raise FormatError(
+                f"{path}: {header.dtype} of shape {header.shape} makes {header.size_bytes} bytes, found {size}"
+            )
         if size == header.data_at:
             return np.empty(header.shape, dtype=header.dtype)
         mapped = map_readonly(descriptor, size)
@@ -112,8 +111,7 @@ def encode_npy_header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
         ArgumentError: the type is no plain number's.
     """
     if dtype.kind not in "biuf" or not dtype.isnative:
-        msg = f"a .npy of the cache must hold plain numbers, found {dtype}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"a .npy of the cache must hold plain numbers, found {dtype}")
     described = f"{{'descr': '{dtype.str}', 'fortran_order': False, 'shape': {shape!r}, }}"
     described += " " * (_GROWTH_DIGITS - len(str(shape[0])) if shape else 0)
     filled = described.ljust(((len(described) + 11) // _ALIGNMENT + 1) * _ALIGNMENT - 11) + "\n"

@@ -8,8 +8,6 @@ import numpy.typing as npt
 
 from trackbed.cache.entry import ArraySpec, Entry
 
-__all__ = ["Allocate", "Arrays", "Ingredients", "Kind", "Request", "in_memory"]
-
 Arrays = Mapping[str, npt.NDArray[Any]]
 """Arrays of an entry by name."""
 
@@ -59,7 +57,7 @@ class Kind:
         for request in requests:
             yield [(request, request.ingredients.build(allocate(request)))]
 
-    def is_small(self, request: "Request") -> bool:  # noqa: ARG002  subclasses use it
+    def is_small(self, request: "Request") -> bool:
         """True if the entry is built in batches with others, in less time than its files take."""
         return False
 
@@ -77,7 +75,7 @@ class Request(NamedTuple):
 
 
 class _InMemory:
-    def __call__(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:  # noqa: ARG002  Allocate's signature
+    def __call__(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         return np.empty(shape, dtype=dtype)
 
     def filled(self, count: int, *names: str) -> None:

@@ -8,8 +8,6 @@ from trackbed.cache.npy import read_npy_header, read_npy_start
 from trackbed.errors import FormatError
 from trackbed.files import Chunk, Writer, chunks_of, compare_chunks
 
-__all__ = ["bytes_to_read", "find_problems"]
-
 
 def bytes_to_read(inventory: Inventory) -> int:
     """Returns the number of bytes that `find_problems` reads."""

@@ -4,8 +4,6 @@ from functools import lru_cache
 
 import torch
 
-__all__ = ["is_exact_cast"]
-
 _INTEGERS = (
     *(torch.uint8, torch.uint16, torch.uint32, torch.uint64),
     *(torch.int8, torch.int16, torch.int32, torch.int64),

@@ -29,20 +29,6 @@ from trackbed.files.publish_folder import commit_folder, flush_files
 from trackbed.files.regular import kind_of
 from trackbed.files.stores.address import is_address, lost_address_hint
 
-__all__ = [
-    "COMMON_NAME",
-    "CheckpointFolder",
-    "commit_checkpoint",
-    "data_name",
-    "is_checkpoint",
-    "link_or_copy",
-    "load_common",
-    "local_folder",
-    "open_folder",
-    "open_for_all",
-    "target_folder",
-]
-
 logger = logging.getLogger(__name__)
 
 COMMON_NAME: Final = "common.pt"
@@ -98,8 +84,7 @@ class CheckpointFolder:
             if self.is_plain:
                 return {}
             if self.common_row is None:
-                msg = f"{COMMON_NAME}: must be in {self.path}, but is not"
-                raise CheckpointError(msg)
+                raise CheckpointError(f"{COMMON_NAME}: must be in {self.path}, but is not")
             return self._load_common_object(self.common_row)
         self.check(COMMON_NAME, content)
         return _dictionary(load_torch_item(content, COMMON_NAME), COMMON_NAME)
@@ -119,14 +104,14 @@ class CheckpointFolder:
             return
         stored = self.side.files.get(name)
         if stored is None or (len(content), crc32(content)) != (stored.num_bytes, stored.crc):
-            msg = f"{name}: must be the file that {SIDE_NAME} describes, but is damaged, or of another save"
-            raise CheckpointError(msg)
+            raise CheckpointError(
+                f"{name}: must be the file that {SIDE_NAME} describes, but is damaged, or of another save"
+            )
 
 
 def _dictionary(found: Any, where: str) -> dict[str, Any]:
     if not isinstance(found, dict):
-        msg = f"{where}: must be a dictionary, but is a {type(found).__name__}"
-        raise CheckpointError(msg)
+        raise CheckpointError(f"{where}: must be a dictionary, but is a {type(found).__name__}")
     return found
 
 
@@ -144,19 +129,18 @@ def open_folder(path: Path) -> CheckpointFolder:
         return CheckpointFolder(path, side.catalogue, side)
     config = maybe_load_config(path)
     if config is not None and config.sharded_backend not in _BACKENDS:
-        msg = f"{CONFIG_NAME}: sharded_backend must be {_BACKENDS[0]!r}, but is {config.sharded_backend!r}"
-        raise CheckpointError(msg)
+        raise CheckpointError(
+            f"{CONFIG_NAME}: sharded_backend must be {_BACKENDS[0]!r}, but is {config.sharded_backend!r}"
+        )
     if config is None and (path / COMMON_NAME).exists():
-        msg = f"{path}: must be a complete checkpoint, but has no {CONFIG_NAME}"
-        raise CheckpointError(msg)
+        raise CheckpointError(f"{path}: must be a complete checkpoint, but has no {CONFIG_NAME}")
     content = maybe_read_file(path, METADATA_NAME)
     if content is None:
         if path.is_file():
             found = "is a file: torch.load reads those of torch.save"
         else:
             found = f"{METADATA_NAME} cannot be read: there is none" if path.is_dir() else "there is no such folder"
-        msg = f"{path}: must be a distributed checkpoint, but {found}{_hint_of_others(path)}"
-        raise CheckpointError(msg)
+        raise CheckpointError(f"{path}: must be a distributed checkpoint, but {found}{_hint_of_others(path)}")
     return _without_side(path, decode_metadata(content), is_plain=config is None)
 
 
@@ -184,14 +168,13 @@ def _check_size(path: Path, name: str, num_bytes: int) -> None:
     try:
         status = (path / name).stat()
     except OSError as error:
-        msg = f"{name}: must be in {path}, as {SIDE_NAME} says, but is not: {error.strerror}"
-        raise CheckpointError(msg) from error
+        raise CheckpointError(
+            f"{name}: must be in {path}, as {SIDE_NAME} says, but is not: {error.strerror}"
+        ) from error
     if not stat.S_ISREG(status.st_mode):
-        msg = f"{name}: must be a regular file, as {SIDE_NAME} says, found {kind_of(status.st_mode)}"
-        raise CheckpointError(msg)
+        raise CheckpointError(f"{name}: must be a regular file, as {SIDE_NAME} says, found {kind_of(status.st_mode)}")
     if status.st_size != num_bytes:
-        msg = f"{name}: must have {num_bytes:,} bytes, as {SIDE_NAME} says, but has {status.st_size:,}"
-        raise CheckpointError(msg)
+        raise CheckpointError(f"{name}: must have {num_bytes:,} bytes, as {SIDE_NAME} says, but has {status.st_size:,}")
 
 
 def _open_whole(path: Path) -> CheckpointFolder:
@@ -230,14 +213,16 @@ def open_for_all(path: Path, meeting: Meeting) -> CheckpointFolder:
     save_id, is_plain = orjson.loads(head)
     if save_id is None:
         if not (path / METADATA_NAME).exists():
-            msg = f"{path}: must be a folder on a file system that all ranks share, but this rank does not see it"
-            raise CheckpointError(msg)
+            raise CheckpointError(
+                f"{path}: must be a folder on a file system that all ranks share, but this rank does not see it"
+            )
         return _without_side(path, SideFile.decode(rest).catalogue, is_plain=is_plain)
     opened = open_folder(path)
     if opened.side is None or opened.side.save_id != save_id:
         found = "none" if opened.side is None else opened.side.save_id
-        msg = f"{path}: must be the same checkpoint on all ranks, of save {save_id}, but is of save {found}"
-        raise CheckpointError(msg)
+        raise CheckpointError(
+            f"{path}: must be the same checkpoint on all ranks, of save {save_id}, but is of save {found}"
+        )
     return opened
 
 
@@ -296,14 +281,12 @@ def local_folder(path: str | Path) -> Path:
         ArgumentError: it is the address of an object store, or no path.
     """
     if not isinstance(path, str | os.PathLike):
-        msg = (
+        raise ArgumentError(
             f"the folder of a checkpoint must be a path, but is of {type(path).__name__}: the state comes first, then "
             "the folder"
         )
-        raise ArgumentError(msg)
     if is_address(path) or lost_address_hint(path):
-        msg = f"the folder of a checkpoint must be on a file system, found an address: {str(path)!r}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"the folder of a checkpoint must be on a file system, found an address: {str(path)!r}")
     return Path(path)
 
 
@@ -318,18 +301,17 @@ def target_folder(path: str | Path) -> Path:
     found = local_folder(path).absolute()
     num_bytes = len(os.fsencode(found.name))
     if num_bytes > _MOST_NAME_BYTES:
-        msg = (
+        raise ArgumentError(
             f"folder: its name must have at most {_MOST_NAME_BYTES} bytes, but has {num_bytes}: {found.name[:40]!r}..."
         )
-        raise ArgumentError(msg)
     if found.is_dir() and os.path.ismount(found):
         raise ArgumentError(_mounted(found))
     if found.is_dir() and not is_checkpoint(found) and (found / CONFIG_NAME).exists():
-        msg = f"folder: {CONFIG_NAME} there must be of a checkpoint, but {found / CONFIG_NAME} is not"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"folder: {CONFIG_NAME} there must be of a checkpoint, but {found / CONFIG_NAME} is not")
     if found.is_dir() and found.samefile("."):
-        msg = f"folder: must be another folder than the working directory, which it replaces, found {str(path)!r}"
-        raise ArgumentError(msg)
+        raise ArgumentError(
+            f"folder: must be another folder than the working directory, which it replaces, found {str(path)!r}"
+        )
     return found
 
 
@@ -369,8 +351,9 @@ def _commit(partial: Path, final: Path) -> None:
     names = sorted(os.listdir(partial), key=lambda name: (name == CONFIG_NAME, name == METADATA_NAME, name))  # noqa: PTH208
     for name in names:
         if (final / name).is_dir():
-            msg = f"{final / name}: must be no folder, because a file of the checkpoint takes its place"
-            raise CheckpointError(msg)
+            raise CheckpointError(
+                f"{final / name}: must be no folder, because a file of the checkpoint takes its place"
+            )
     for name in names:
         if name == CONFIG_NAME:
             flush_to_disk(final)

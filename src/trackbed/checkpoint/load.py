@@ -29,8 +29,6 @@ from trackbed.checkpoint.state.sharded_tensor import ShardedTensor
 from trackbed.errors import ArgumentError, CheckpointError
 from trackbed.plural import number_of
 
-__all__ = ["DifferingKeys", "differing_keys", "load", "load_shards", "require_covered", "require_loadable"]
-
 logger = logging.getLogger(__name__)
 
 Rename = Mapping[str, str] | Callable[[str], str]
@@ -186,11 +184,10 @@ def differing_keys(
 
 def _check_strict(strict: Any) -> None:
     if strict not in _STRICT:
-        msg = (
+        raise ArgumentError(
             f"strict: must be 'raise', 'log' or 'ignore', found {strict!r}: differing_keys returns keys that one side "
             "has, and Megatron Core's words are for trackbed.megatron.load"
         )
-        raise ArgumentError(msg)
 
 
 def _state_and_folder(
@@ -199,11 +196,10 @@ def _state_and_folder(
     if isinstance(state, (str, Path)) and folder is None:
         return {}, state
     if isinstance(state, (str, Path)) or folder is None:
-        msg = (
+        raise ArgumentError(
             "load: must be called as load(folder) or load(state, folder), found arguments of "
             f"{type(state).__name__} and {type(folder).__name__}"
         )
-        raise ArgumentError(msg)
     return state, folder
 
 
@@ -232,27 +228,25 @@ def require_loadable(shard: Shard, catalogue: Catalogue, *, allow_cast: bool) ->
     """
     if isinstance(shard, ShardedObject):
         if shard.unique_key not in catalogue.objects:
-            msg = f"{shard.unique_key}: must be an object of the checkpoint, but is not there"
-            raise CheckpointError(msg)
+            raise CheckpointError(f"{shard.unique_key}: must be an object of the checkpoint, but is not there")
         return
     stored = catalogue.tensors.get(shard.key)
     if stored is None:
         if not has_elements(shard):
             return
-        msg = f"{shard.key}: must be a tensor of the checkpoint, but is not there"
-        raise CheckpointError(msg)
+        raise CheckpointError(f"{shard.key}: must be a tensor of the checkpoint, but is not there")
     wanted = tuple(shard.global_shape)
     if wanted != stored.shape and not (shard.allow_shape_mismatch and len(wanted) == len(stored.shape)):
-        msg = f"{shard.key}: must have the shape {wanted} that is wanted, but is stored as {stored.shape}"
-        raise CheckpointError(msg)
+        raise CheckpointError(
+            f"{shard.key}: must have the shape {wanted} that is wanted, but is stored as {stored.shape}"
+        )
     if not has_elements(shard):
         return
     if not allow_cast and not is_exact_cast(stored.dtype, shard.dtype):
-        msg = (
+        raise CheckpointError(
             f"{shard.key}: values of {stored.dtype} must be loaded into a type that can hold them, but are wanted in "
             f"{shard.dtype}: pass allow_cast=True to round them"
         )
-        raise CheckpointError(msg)
     _check_coverage(shard, catalogue, stored)
 
 
@@ -280,8 +274,9 @@ def require_covered(catalogue: Catalogue, key: str, offset: tuple[int, ...], sha
     region = ", ".join(f"{start}:{start + size}" for start, size in zip(offset, shape, strict=True))
     found = sum(prod(size) for size in sizes.tolist())
     twice = ", some of them twice" if found >= prod(shape) else ""
-    msg = f"{key}: all {prod(shape):,} elements of [{region}] must be stored once, but {found:,} are{twice}"
-    raise CheckpointError(msg)
+    raise CheckpointError(
+        f"{key}: all {prod(shape):,} elements of [{region}] must be stored once, but {found:,} are{twice}"
+    )
 
 
 def load_shards(

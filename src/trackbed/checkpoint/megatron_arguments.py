@@ -6,8 +6,6 @@ from typing import Final, ParamSpec, TypeVar
 
 from trackbed.errors import ArgumentError
 
-__all__ = ["refuses_megatron_arguments"]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -49,11 +47,10 @@ def refuses_megatron_arguments(own_names: Mapping[str, str]) -> Callable[[Callab
                 shown = [f"{other} (here {own_names[other]})" if other in own_names else other for other in others]
                 if len(arguments) > _MOST_POSITIONAL:
                     shown.append(f"{len(arguments)} arguments without a name")
-                msg = (
+                raise ArgumentError(
                     f"{name}: takes a state and a folder, and arguments of its own by name, found "
                     f"{', '.join(shown)}: call trackbed.megatron.{name}, which has Megatron Core's arguments"
                 )
-                raise ArgumentError(msg)
             return function(*arguments, **options)
 
         return call

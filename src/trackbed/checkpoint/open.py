@@ -18,8 +18,6 @@ from trackbed.checkpoint.ranks import Ranks, meet
 from trackbed.errors import ArgumentError, CheckpointError
 from trackbed.plural import number_of
 
-__all__ = ["Checkpoint", "TensorReader", "latest_checkpoint", "open_checkpoint"]
-
 logger = logging.getLogger(__name__)
 _NUMBER: Final = re.compile(r"[0-9]+\Z")
 
@@ -60,8 +58,9 @@ class TensorReader:
         try:
             target = torch.empty(shape, dtype=self.dtype, device="cpu")
         except RuntimeError as error:
-            msg = f"{self._key}: {prod(shape):,} elements of {self.dtype} must fit into memory, but do not"
-            raise CheckpointError(msg) from error
+            raise CheckpointError(
+                f"{self._key}: {prod(shape):,} elements of {self.dtype} must fit into memory, but do not"
+            ) from error
         with self._folder.naming_replacement(), BoxReader(self._folder.path, self._folder.catalogue) as reader:
             reader.read_box(self._key, target, first)
         return target[tuple(0 if axis in dropped else slice(None) for axis in range(len(shape)))]
@@ -70,8 +69,9 @@ class TensorReader:
         """Slices of all axes, and the axes that an integer drops."""
         places = [number for number, part in enumerate(index) if part is Ellipsis]
         if len(places) > 1 or len(index) - len(places) > len(self.shape):
-            msg = f"{self._key}: an index must have at most {len(self.shape)} axes and one ..., found {index}"
-            raise ArgumentError(msg)
+            raise ArgumentError(
+                f"{self._key}: an index must have at most {len(self.shape)} axes and one ..., found {index}"
+            )
         first = places[0] if places else len(index)
         missing = len(self.shape) - (len(index) - len(places))
         parts = [*index[:first], *[slice(None)] * missing, *index[first + 1 :]]
@@ -83,13 +83,13 @@ class TensorReader:
             elif isinstance(part, int | np.integer) and not isinstance(part, bool):
                 place = int(part)
                 if not -size <= place < size:
-                    msg = f"{self._key}: axis {axis} has {size} elements, but element {place} is wanted"
-                    raise IndexError(msg)
+                    raise IndexError(f"{self._key}: axis {axis} has {size} elements, but element {place} is wanted")
                 slices.append(slice(place % size, place % size + 1))
                 dropped.add(axis)
             else:
-                msg = f"{self._key}: an index must have integers and slices with steps of 1, found {part!r}"
-                raise ArgumentError(msg)
+                raise ArgumentError(
+                    f"{self._key}: an index must have integers and slices with steps of 1, found {part!r}"
+                )
         return slices, dropped
 
 
@@ -190,8 +190,7 @@ def latest_checkpoint(folder: str | Path, *, group: Ranks = None) -> Path | None
 def _latest_name(folder: Path) -> str:
     """Name of the last checkpoint of a folder; empty if there is none."""
     if folder.is_file():
-        msg = f"{folder}: must be a folder of checkpoints, but is a file"
-        raise CheckpointError(msg)
+        raise CheckpointError(f"{folder}: must be a folder of checkpoints, but is a file")
     if not folder.is_dir():
         return ""
     found = [
@@ -207,6 +206,7 @@ def _latest_name(folder: Path) -> str:
         else:
             return name
     if (folder / METADATA_NAME).is_file():
-        msg = f"{folder}: must be a folder of checkpoints, but is a checkpoint itself: give the folder that it is in"
-        raise CheckpointError(msg)
+        raise CheckpointError(
+            f"{folder}: must be a folder of checkpoints, but is a checkpoint itself: give the folder that it is in"
+        )
     return ""

@@ -11,8 +11,6 @@ from trackbed.checkpoint.io.reader import maybe_read_file
 from trackbed.errors import CheckpointError
 from trackbed.files.checksum import crc32
 
-__all__ = ["naming_other_programs", "naming_replacement", "read_side"]
-
 _NAMES: Final = ("common.pt", "metadata.json")
 """Files that a program which saves with torch alone leaves from an earlier save."""
 
@@ -44,8 +42,9 @@ def naming_replacement(path: Path, side: SideFile | None) -> Iterator[None]:
         found = None if side is None else _replacement(path, side)
         if found is None:
             raise
-        msg = f"{path}: must be the checkpoint that was opened, but has been {found} since: open it again"
-        raise CheckpointError(msg) from error
+        raise CheckpointError(
+            f"{path}: must be the checkpoint that was opened, but has been {found} since: open it again"
+        ) from error
 
 
 def _replacement(path: Path, side: SideFile) -> str | None:
@@ -78,11 +77,10 @@ def naming_other_programs(path: Path, side: SideFile) -> Iterator[None]:
         if not _is_of_another_program(path, side):
             raise
         old = [SIDE_NAME, *(name for name in _NAMES if _is_as_described(path, name, side))]
-        msg = (
+        raise CheckpointError(
             f"{path}: must be the checkpoint that {SIDE_NAME} describes, but another program has saved here since: "
             f"remove {', '.join(old)} (from the earlier save) to read what it has saved"
-        )
-        raise CheckpointError(msg) from error
+        ) from error
 
 
 def _is_as_described(path: Path, name: str, side: SideFile) -> bool:

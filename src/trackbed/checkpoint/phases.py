@@ -4,8 +4,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-__all__ = ["Observer", "Phases"]
-
 Observer = Callable[[str, float], None]
 """Called with the name of a phase, and its seconds."""
 

@@ -28,8 +28,6 @@ from trackbed.comm.torch import TorchGroup, current_group, device_for
 from trackbed.errors import ArgumentError, CheckpointError, CollectiveError
 from trackbed.files.publish import remove_partial
 
-__all__ = ["Meeting", "Ranks", "current_meeting", "meet", "meet_among"]
-
 Ranks: TypeAlias = Group | dist.ProcessGroup | None
 """The ranks of a save or load: a group, a process group of torch, or None for all of them."""
 
@@ -191,8 +189,7 @@ def meet(
     except CollectiveError as error:
         raise make(str(error), cause) from error
     except Exception as error:  # one process alone raises what it is
-        msg = f"{what}: rank {found.rank}: {type(error).__name__}: {error}"
-        raise make(msg, error) from error
+        raise make(f"{what}: rank {found.rank}: {type(error).__name__}: {error}", error) from error
 
 
 @contextmanager
@@ -234,11 +231,11 @@ def _ranks(group: Ranks) -> tuple[Group, Any]:
     if hasattr(ranks, "guarded"):
         return ranks, None
     if isinstance(ranks, int) and world is not None:  # torch gives a number to ranks that are not members
-        msg = f"process_group: this process must belong to it, but rank {dist.get_rank()} does not"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"process_group: this process must belong to it, but rank {dist.get_rank()} does not")
     if ranks is not None and not callable(getattr(ranks, "size", None)):
-        msg = f"group: must be a process group of torch, a comm.Group or None, but is of {type(ranks).__name__}"
-        raise ArgumentError(msg)
+        raise ArgumentError(
+            f"group: must be a process group of torch, a comm.Group or None, but is of {type(ranks).__name__}"
+        )
     if ranks is None or ranks.size() == 1:
         return SOLO, None
     if ranks is world:

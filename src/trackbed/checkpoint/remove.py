@@ -13,8 +13,6 @@ from trackbed.files.checksum import crc32
 from trackbed.files.publish import remove_partial, write_new
 from trackbed.files.publish_folder import flush_files, make_partial_folder
 
-__all__ = ["remove_tensors"]
-
 _DESCRIPTIONS: Final = (METADATA_NAME, SIDE_NAME)
 
 

@@ -37,19 +37,6 @@ from trackbed.files.checksum import crc32
 from trackbed.files.publish import write_new
 from trackbed.files.publish_folder import flush_files, make_partial_folder
 
-__all__ = [
-    "SavePlan",
-    "agree_on_plan",
-    "collect",
-    "collect_beside",
-    "encode_objects",
-    "make_partial",
-    "save",
-    "shard_values",
-    "write_descriptions",
-    "write_shards",
-]
-
 Shard = ShardedTensor | ShardedObject
 Choose = Callable[[Table, int], Assignment]
 _SAVE: Final = "save"
@@ -211,8 +198,7 @@ def agree_on_plan(
         said = meeting.group.all_gather([_SAVE, None if last is None else last.name])
         for rank, one in enumerate(said):
             if not isinstance(one, list) or one[:1] != [_SAVE]:
-                msg = f"all ranks must save at the same time, but rank {rank} is at another operation"
-                raise CheckpointError(msg)
+                raise CheckpointError(f"all ranks must save at the same time, but rank {rank} is at another operation")
         if last is not None and all(name == last.name for _, name in said):
             return last.plan
     table, first_row = gather_table(meeting, own)
@@ -243,15 +229,16 @@ def make_partial(folder: Path, meeting: Meeting) -> Path:
         offer = [_SAVE, str(path), os.path.realpath(final)]
     offered = meeting.group.broadcast(offer)
     if not isinstance(offered, list) or offered[:1] != [_SAVE]:
-        msg = "all ranks must save at the same time, but rank 0 is at another operation"
-        raise CheckpointError(msg)
+        raise CheckpointError("all ranks must save at the same time, but rank 0 is at another operation")
     partial, real = Path(offered[1]), offered[2]
     if os.path.realpath(final) != real:
-        msg = f"folder: must be the same on all ranks, but rank {meeting.rank} saves to {final}, and rank 0 to {real}"
-        raise CheckpointError(msg)
+        raise CheckpointError(
+            f"folder: must be the same on all ranks, but rank {meeting.rank} saves to {final}, and rank 0 to {real}"
+        )
     if not partial.is_dir():
-        msg = f"{partial}: must be a folder on a file system that all ranks share, but this rank does not see it"
-        raise CheckpointError(msg)
+        raise CheckpointError(
+            f"{partial}: must be a folder on a file system that all ranks share, but this rank does not see it"
+        )
     return partial
 
 
@@ -316,8 +303,7 @@ def _value(shard: Shard, content: bytes, start: int, stop: int, axis: int) -> to
     if isinstance(shard, ShardedObject):
         return content
     if shard.data is None:
-        msg = f"{shard.key}: a tensor that is saved must have data, but has none"
-        raise CheckpointError(msg)
+        raise CheckpointError(f"{shard.key}: a tensor that is saved must have data, but has none")
     data = shard.data.detach()[(None,) * shard.prepend_axis_num]
     return data if axis < 0 else data.narrow(axis, start, stop - start)
 

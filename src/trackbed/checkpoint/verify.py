@@ -16,8 +16,6 @@ from trackbed.checkpoint.load import require_covered
 from trackbed.errors import CheckpointError
 from trackbed.files.checksum import crc32
 
-__all__ = ["find_damage"]
-
 _READ_BYTES = 8 << 20
 
 
@@ -93,8 +91,7 @@ def _check_metadata(opened: CheckpointFolder) -> None:
     """
     found = decode_metadata(maybe_read_file(opened.path, METADATA_NAME) or b"")
     if _described(found) != _described(opened.catalogue):
-        msg = f"{METADATA_NAME}: must describe the same items as {SIDE_NAME}, but does not"
-        raise CheckpointError(msg)
+        raise CheckpointError(f"{METADATA_NAME}: must describe the same items as {SIDE_NAME}, but does not")
 
 
 def _check_config(opened: CheckpointFolder) -> None:

@@ -12,8 +12,6 @@ from trackbed.errors import ArgumentError
 if TYPE_CHECKING:
     from trackbed.blends import BlendPlan
 
-__all__ = ["blend"]
-
 
 class _Count(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic from click 8.5 on
     """Parameter type of a whole number such as 300_000, 20M, 1.5B or 2T."""
@@ -72,20 +70,17 @@ def blend(
 
     if from_megatron is not None:
         if as_json or show_all or members or plot is not None or tokens is not None or samples is not None:
-            msg = "--from-megatron excludes the options of the plan"
-            raise click.UsageError(msg)
+            raise click.UsageError("--from-megatron excludes the options of the plan")
         _convert(from_megatron, path)
         return
     if path is None or not Path(path).exists():
-        msg = (
+        raise click.UsageError(
             "Missing argument 'BLEND.toml'."
             if path is None
             else f"Invalid value for 'BLEND.toml': File '{path}' does not exist."
         )
-        raise click.UsageError(msg)
     if tokens is not None and samples is not None:
-        msg = "--tokens and --samples exclude each other"
-        raise click.UsageError(msg)
+        raise click.UsageError("--tokens and --samples exclude each other")
     file = read_blend_file(path).with_idx_cache(idx_cache)
     if tokens is not None:
         samples = samples_for(tokens, file.sequence_length)
@@ -130,8 +125,7 @@ def _convert(arguments: str, path: str | None) -> None:
                 Path(path).unlink()
                 raise
     except FileExistsError:
-        msg = f"{path}: must not exist yet, found a file there"
-        raise ArgumentError(msg) from None
+        raise ArgumentError(f"{path}: must not exist yet, found a file there") from None
     click.echo(f"{path} is written; trackbed blend {path} shows its plan")
 
 

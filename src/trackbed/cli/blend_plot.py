@@ -12,7 +12,6 @@ from trackbed.plural import number_of
 if TYPE_CHECKING:
     from trackbed.blends import BlendPlan, DatasetPlan, SplitPlan
 
-__all__ = ["draw_plan"]
 
 _MOST_BARS: Final = 10
 """Rows with a color of their own, as many as the palette has."""
@@ -33,8 +32,9 @@ def draw_plan(plan: "BlendPlan", path: str) -> None:
         OSError: the file cannot be written.
     """
     if Path(path).suffix not in _SUFFIXES:
-        msg = f"{path}: a plot's name must end in {', '.join(_SUFFIXES)}, found {Path(path).suffix or 'no suffix'}"
-        raise ArgumentError(msg)
+        raise ArgumentError(
+            f"{path}: a plot's name must end in {', '.join(_SUFFIXES)}, found {Path(path).suffix or 'no suffix'}"
+        )
     require("matplotlib", where=f"{path}: a plot", extra="plot")
     from matplotlib.figure import Figure
 

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 from trackbed.cli.console import table_console
 from trackbed.plural import number_of
 
-__all__ = ["RowSelection", "compact", "largest_first", "rows_of", "show_plan"]
-
 _MOST_ROWS: Final = 20
 _STAGES_IN_A_TABLE: Final = 5
 _UNITS: Final = ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "K"))

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from trackbed.comm import Group
     from trackbed.datasets import GPTDatasetConfig, MegatronIdentity
 
-__all__ = ["build"]
 
 _MEGATRON: Final = "megatron-core"
 MOST_DATASETS: Final = 32_766
@@ -95,8 +94,9 @@ def build(
     from trackbed.comm.launch import group_from_environment, has_several_ranks, parse_launch
 
     if ranks is not None and not plan_only:
-        msg = "--ranks needs --plan; to build with several processes, start them with torchrun or srun"
-        raise click.UsageError(msg)
+        raise click.UsageError(
+            "--ranks needs --plan; to build with several processes, start them with torchrun or srun"
+        )
     is_shared, is_for_megatron = has_several_ranks(), reader == _MEGATRON or check_against is not None
     file = read_blend_file(_named_as_in_a_job(path) if is_for_megatron else path)
     blend = measure_blend(file.with_idx_cache(idx_cache))
@@ -166,11 +166,10 @@ def _secret(path: str | None, config: "GPTDatasetConfig") -> bytes:
     try:
         return shared_secret(file)
     except OSError as error:
-        msg = (
+        raise ArgumentError(
             f"{file}: the processes must be able to read or create the secret, found: {error.strerror}; "
             "--secret-file names another file"
-        )
-        raise ArgumentError(msg) from None
+        ) from None
 
 
 def _identity(text: str | None) -> "MegatronIdentity | None":
@@ -182,8 +181,9 @@ def _identity(text: str | None) -> "MegatronIdentity | None":
         fields = json.loads(text)
         return MegatronIdentity(fields["class"], fields.get("path"), fields.get("options", {}))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        msg = f'--tokenizer-identity must be JSON like {{"class": ..., "path": ..., "options": {{}}}}, found {text}'
-        raise click.UsageError(msg) from error
+        raise click.UsageError(
+            f'--tokenizer-identity must be JSON like {{"class": ..., "path": ..., "options": {{}}}}, found {text}'
+        ) from error
 
 
 def _tokenizer(blend: "MeasuredBlend", identity: "MegatronIdentity | None") -> Any:
@@ -215,8 +215,7 @@ def _check_readable(config: "GPTDatasetConfig", blend: "MeasuredBlend") -> None:
             "tokenizer.megatron or --tokenizer-identity must state the identity of the job's tokenizer, found neither"
         )
     if wrong is not None:
-        msg = f"{blend.file.path}: for {_MEGATRON}, {wrong}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"{blend.file.path}: for {_MEGATRON}, {wrong}")
 
 
 def _check_names(built: Sequence[Any], config: "GPTDatasetConfig") -> None:
@@ -229,12 +228,11 @@ def _check_names(built: Sequence[Any], config: "GPTDatasetConfig") -> None:
     aside = sorted({Path(path).name.rpartition("-")[0] for path in paths if "/.trackbed/" in path})
     if aside:
         more = f", and {len(aside) - MOST_SHOWN} more" if len(aside) > MOST_SHOWN else ""
-        msg = (
+        raise CacheError(
             f"{config.path_to_cache}: every index must have {_MEGATRON}'s name, found {number_of(len(aside), 'name')} "
             "taken by an index of other data, for example of a regenerated corpus: remove NAME-* and "
             f".trackbed/NAME.json of each, and build again: {', '.join(aside[:MOST_SHOWN])}{more}"
         )
-        raise CacheError(msg)
 
 
 def _run(

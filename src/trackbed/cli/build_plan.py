@@ -13,7 +13,6 @@ from trackbed.plural import number_of
 if TYPE_CHECKING:
     from trackbed.builder.schedule import Plan, Task
 
-__all__ = ["show_plan"]
 
 _MOST_ROWS: Final = 20
 

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from trackbed.builder.executor import Progress
     from trackbed.comm import Group
 
-__all__ = ["show_building"]
 
 _SECONDS_BETWEEN_LINES: Final = 10.0
 _SECONDS_BETWEEN_LOOKS: Final = 0.5

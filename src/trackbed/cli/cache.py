@@ -12,7 +12,6 @@ from trackbed.plural import number_of
 if TYPE_CHECKING:
     from trackbed.cache import Inventory, Removal, StoredEntry
 
-__all__ = ["cache"]
 
 _DAY = 86_400.0
 _NAME_CHARS = 8
@@ -94,8 +93,7 @@ def gc(folder: str, *, keep_bytes: int | None, unused_for: float | None, foreign
     from trackbed.cache import entries_in_use, plan_removal, remove, take_inventory
 
     if keep_bytes is None and unused_for is None:
-        msg = "state what to remove: --keep SIZE, --unused-for TIME, or both"
-        raise click.UsageError(msg)
+        raise click.UsageError("state what to remove: --keep SIZE, --unused-for TIME, or both")
     found = take_inventory(folder)
     removal = plan_removal(
         found,

@@ -16,8 +16,6 @@ from trackbed.plural import number_of
 if TYPE_CHECKING:
     from trackbed.datasets import GPTDatasetConfig
 
-__all__ = ["check_against_megatron"]
-
 
 def check_against_megatron(config: "GPTDatasetConfig", sizes: Sequence[int | None]) -> None:
     """Starts megatron-core in a separate process on the cache of `config`.
@@ -43,16 +41,14 @@ def check_against_megatron(config: "GPTDatasetConfig", sizes: Sequence[int | Non
     )
     if done.returncode != 0:
         last = done.stderr.strip().splitlines()[-1:] or ["no output"]
-        msg = f"{folder}: megatron-core must start from it, but: {last[0]}"
-        raise CacheError(msg)
+        raise CacheError(f"{folder}: megatron-core must start from it, but: {last[0]}")
     after = _stamps(folder)
     changed = sorted(name for name in after if after[name] != before.get(name))
     if changed:
-        msg = (
+        raise CacheError(
             f"{folder}: megatron-core must find every index, but it built {number_of(len(changed), 'file')}, "
             f"{changed[0]} among them: compare the job's tokenizer and options with the blend file's"
         )
-        raise CacheError(msg)
 
 
 def _is_plain(config: "GPTDatasetConfig", name: str) -> bool:

@@ -13,7 +13,6 @@ from trackbed.plural import number_of
 if TYPE_CHECKING:
     from trackbed.checkpoint import Checkpoint
 
-__all__ = ["ckpt"]
 
 _CHECKPOINT = click.Path(exists=True, file_okay=False, path_type=Path)
 _FOLDER = click.argument("folder", metavar="FOLDER", type=_CHECKPOINT)
@@ -147,8 +146,7 @@ def diff(ctx: click.Context, first: Path, second: Path, *, tensors: bool, tolera
     from trackbed.checkpoint import open_checkpoint
 
     if tolerance is not None and not math.isfinite(tolerance):
-        msg = f"--tolerance must be a finite number, found {tolerance}"
-        raise click.UsageError(msg)
+        raise click.UsageError(f"--tolerance must be a finite number, found {tolerance}")
     one, other = open_checkpoint(first), open_checkpoint(second)
     found = _tensor_differences(one, other, tolerance)
     differences = [*found.lines, *([] if tensors else _object_differences(one, other))]
@@ -204,8 +202,9 @@ def _object_differences(one: "Checkpoint", other: "Checkpoint") -> list[str]:
         try:
             only_a, only_b, mismatches = compare(a, b)
         except Exception as error:  # values of hostile checkpoints raise errors of any kind
-            msg = f"{name}: values must be such that can be compared, but are not: {type(error).__name__}: {error}"
-            raise CheckpointError(msg) from error
+            raise CheckpointError(
+                f"{name}: values must be such that can be compared, but are not: {type(error).__name__}: {error}"
+            ) from error
         found += [f"{name}: only in A: {_path_text(path)}" for path in only_a]
         found += [f"{name}: only in B: {_path_text(path)}" for path in only_b]
         found += [f"{name}: {_path_text(path)} differs" for path, *_ in mismatches]

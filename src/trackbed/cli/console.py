@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["table_console"]
 
 _UNLIMITED: Final = 10_000
 

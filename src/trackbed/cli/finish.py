@@ -2,8 +2,6 @@
 
 import click
 
-__all__ = ["finish"]
-
 
 @click.command(short_help="Complete pairs of .bin and .idx files after a kill.")
 @click.argument("prefixes", metavar="PREFIX...", nargs=-1, required=True)

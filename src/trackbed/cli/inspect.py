@@ -13,7 +13,6 @@ from trackbed.plural import number_of
 if TYPE_CHECKING:
     from trackbed.preprocess import FirstDocument, Inspection
 
-__all__ = ["inspect"]
 
 _ASCII_WIDTH: Final = 40
 
@@ -72,18 +71,17 @@ def inspect(
         _write_counts(find_pairs(prefixes), counts_json, idx_cache)
         return
     if tokenizer is None and eod_token is not None:
-        msg = "--eod-token needs --tokenizer"
-        raise click.UsageError(msg)
+        raise click.UsageError("--eod-token needs --tokenizer")
     if len(prefixes) == 1 and is_list_name(prefixes[0]):
         if tokenizer is not None:
-            msg = "--tokenizer needs a pair, found a list of shards"
-            raise click.UsageError(msg)
+            raise click.UsageError("--tokenizer needs a pair, found a list of shards")
         _show_shards(prefixes[0], idx_cache, as_json=as_json)
         return
     pair, *others = find_pairs(prefixes)
     if others:
-        msg = f"PREFIX must be one pair without --counts-json, {' '.join(prefixes)} has {1 + len(others)}"
-        raise click.UsageError(msg)
+        raise click.UsageError(
+            f"PREFIX must be one pair without --counts-json, {' '.join(prefixes)} has {1 + len(others)}"
+        )
     found = inspect_pair(pair, idx_cache=idx_cache)
     first = None
     if tokenizer is not None:

@@ -5,8 +5,6 @@ from collections.abc import Iterator
 
 import click
 
-__all__ = ["KeptWork"]
-
 
 class KeptWork:
     """Callback that receives the bytes whose work is kept, at the start of a run and after each save."""

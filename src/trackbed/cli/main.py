@@ -30,9 +30,6 @@ from trackbed.cli.uninterruptible import exit_if_busy
 from trackbed.cli.verify import verify
 from trackbed.version import __version__
 
-__all__ = ["main", "trackbed"]
-
-
 _SECTIONS: Final = {
     "Token files (pairs of .bin and .idx)": (preprocess, train_tokenizer, merge, inspect, verify, seal, finish),
     "Blends and their indices": (blend, build, show, cache),
@@ -44,7 +41,7 @@ _SECTIONS: Final = {
 class _CommandLine(click.Group):
     """Commands that are listed under headings, and print errors as one line on stderr."""
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002  click's
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Writes the commands of each heading, with the first sentence of their help."""
         width = max(map(len, self.commands))
         for heading, commands in _SECTIONS.items():
@@ -58,8 +55,9 @@ class _CommandLine(click.Group):
         for word in args:
             value = word.partition("=")[2] if word.startswith("--") else word
             if "://" in value and _has_secret(value):
-                msg = "an address must have no user, password, query or fragment, found one (not repeated here)"
-                raise click.UsageError(msg)
+                raise click.UsageError(
+                    "an address must have no user, password, query or fragment, found one (not repeated here)"
+                )
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -113,6 +111,6 @@ def main() -> None:
         raise
 
 
-def _end(number: int, frame: FrameType | None) -> NoReturn:  # noqa: ARG001  a signal handler is called so
+def _end(number: int, frame: FrameType | None) -> NoReturn:
     """Raises SystemExit, so that unfinished files are removed."""
     raise SystemExit(128 + number)

@@ -4,8 +4,6 @@ import click
 
 from trackbed.cli.parse import idx_cache_option
 
-__all__ = ["merge"]
-
 
 @click.command()
 @click.argument("prefixes", metavar="PREFIX...", nargs=-1, required=True)
@@ -33,8 +31,7 @@ def merge(
     output = output.removesuffix(".bin").removesuffix(".idx")  # one file of a pair stands for the pair
     lists = [name for name in prefixes if name.endswith(SHARD_LIST_SUFFIX)]
     if json_key is not None and not lists:
-        msg = "--json-key needs a list of shards"
-        raise click.UsageError(msg)
+        raise click.UsageError("--json-key needs a list of shards")
     shards = {name: read_shard_list(name, key=json_key) for name in lists}
     names = [prefix for name in prefixes for prefix in shards.get(name, [name])]
     pairs = find_pairs(names, exclude=output)

@@ -2,8 +2,6 @@
 
 from trackbed.errors import BlendFileError, TrackbedError
 
-__all__ = ["EXPECTED", "describe", "describe_all"]
-
 EXPECTED = (TrackbedError, OSError, MemoryError)
 """Errors caused by the user's files, options or machine; any other error is a bug."""
 

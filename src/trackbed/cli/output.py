@@ -6,8 +6,6 @@ import json
 import sys
 from typing import Any, Final
 
-__all__ = ["accept_any_text", "is_utf8", "json_text", "printable"]
-
 _HANDLER: Final = "trackbed.escape"
 
 

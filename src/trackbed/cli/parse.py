@@ -6,8 +6,6 @@ from typing import Final
 
 import click
 
-__all__ = ["Duration", "Input", "Size", "format_option", "idx_cache_option", "record_limit_option", "split_keys"]
-
 _AMOUNT: Final = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[A-Za-z]*)")
 _BYTES: Final = {
     "": 1,
@@ -24,7 +22,7 @@ class Size(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic 
 
     name = "size"
 
-    def convert(self, value: str | int, param: click.Parameter | None, ctx: click.Context | None) -> int:  # noqa: ARG002  signature of click
+    def convert(self, value: str | int, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """Parses the value."""
         found = _AMOUNT.fullmatch(str(value).strip())
         if found is None or found["unit"].lower() not in _BYTES:
@@ -37,7 +35,7 @@ class Input(click.ParamType):  # type: ignore[type-arg,unused-ignore]
 
     name = "input"
 
-    def convert(self, value: str | Path, param: click.Parameter | None, ctx: click.Context | None) -> Path | str:  # noqa: ARG002  see Size
+    def convert(self, value: str | Path, param: click.Parameter | None, ctx: click.Context | None) -> Path | str:
         """Parses the value."""
         return value if isinstance(value, str) and _ADDRESS.match(value) else Path(value)
 
@@ -47,7 +45,7 @@ class Duration(click.ParamType):  # type: ignore[type-arg,unused-ignore]
 
     name = "duration"
 
-    def convert(self, value: str | float, param: click.Parameter | None, ctx: click.Context | None) -> float:  # noqa: ARG002  see Size
+    def convert(self, value: str | float, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Parses the value."""
         if isinstance(value, float):
             return value
@@ -57,7 +55,7 @@ class Duration(click.ParamType):  # type: ignore[type-arg,unused-ignore]
         return float(found["number"]) * _SECONDS[found["unit"]]
 
 
-def split_keys(ctx: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:  # noqa: ARG001  signature of click
+def split_keys(ctx: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
     """Splits lists such as `text,title` into keys."""
     return tuple(key for keys in given for key in keys.split(","))
 

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from trackbed.preprocess.config import EngineName, FormatName, Level
     from trackbed.preprocess.engines import FailedAttempt
 
-__all__ = ["preprocess"]
 
 _NO_END: Final = "trackbed: documents end without an end-of-document token; give --append-eod for GPT training"
 
@@ -158,14 +157,11 @@ def preprocess(
     from trackbed.preprocess import preprocess as run
 
     if splitter is not None and not split_sentences:
-        msg = "--splitter needs --split-sentences"
-        raise click.UsageError(msg)
+        raise click.UsageError("--splitter needs --split-sentences")
     if images is not None and split_sentences:
-        msg = "--images and --split-sentences exclude each other"
-        raise click.UsageError(msg)
+        raise click.UsageError("--images and --split-sentences exclude each other")
     if drop_record and len(json_keys) < 2:
-        msg = "--drop-record needs several --json-keys"
-        raise click.UsageError(msg)
+        raise click.UsageError("--drop-record needs several --json-keys")
     _check_shards(shard_bytes, engine, images, overwrite=overwrite)
     config = PreprocessConfig(
         inputs=inputs,
@@ -220,12 +216,10 @@ def _tell_what_is_replaced(output: str, keys: Sequence[str], *, split_sentences:
 def _check_shards(shard_bytes: int | None, engine: str, images: Path | None, *, overwrite: bool) -> None:
     """Checks the options of shards."""
     if shard_bytes is not None and images is not None:
-        msg = "--shard-bytes and --images exclude each other"
-        raise click.UsageError(msg)
+        raise click.UsageError("--shard-bytes and --images exclude each other")
     for name, is_given in (("--engine ray", engine == "ray"), ("--overwrite", overwrite)):
         if is_given and shard_bytes is None:
-            msg = f"{name} needs --shard-bytes"
-            raise click.UsageError(msg)
+            raise click.UsageError(f"{name} needs --shard-bytes")
 
 
 def _images(folder: Path | None, key: str | None, pad_length: int | None) -> "ImagesConfig | None":
@@ -235,11 +229,9 @@ def _images(folder: Path | None, key: str | None, pad_length: int | None) -> "Im
     if folder is None:
         for name, value in (("--image-key", key), ("--pad-length", pad_length)):
             if value is not None:
-                msg = f"{name} needs --images"
-                raise click.UsageError(msg)
+                raise click.UsageError(f"{name} needs --images")
         return None
     if pad_length is None:
-        msg = "--images needs --pad-length"
-        raise click.UsageError(msg)
+        raise click.UsageError("--images needs --pad-length")
     given = {} if key is None else {"key": key}
     return ImagesConfig(folder=folder, pad_length=pad_length, **given)

@@ -10,7 +10,6 @@ import click
 if TYPE_CHECKING:
     from trackbed.preprocess import Report
 
-__all__ = ["files_line", "report_as_json", "show_report"]
 
 _REASONS: Final = {"unknown suffix": "of unknown suffix", "written by trackbed": "written by Trackbed"}
 _NAMES_SHOWN: Final = 3

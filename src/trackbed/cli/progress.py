@@ -10,8 +10,6 @@ from typing import Any, Final, Protocol
 
 import click
 
-__all__ = ["Progress", "cumulative", "show_progress", "size_of"]
-
 _SECONDS_BETWEEN_LINES: Final = 10.0
 
 ByteProgress = Callable[[int, int], None]

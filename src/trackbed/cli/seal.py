@@ -4,8 +4,6 @@ import click
 
 from trackbed.cli.parse import idx_cache_option
 
-__all__ = ["seal"]
-
 
 @click.command(short_help="Write checksums of pairs of .bin and .idx files.")
 @click.argument("prefixes", metavar="PREFIX...", nargs=-1, required=True)

@@ -9,8 +9,6 @@ from typing import Final
 from trackbed.errors import FormatError
 from trackbed.files import claim, flush_to_disk, open_regular, partial_name
 
-__all__ = ["SECRET_BYTES", "secret_path", "shared_secret"]
-
 SECRET_BYTES: Final = 32
 _MODE: Final = 0o600
 
@@ -39,17 +37,17 @@ def shared_secret(path: Path) -> bytes:
         text = file.read(2 * SECRET_BYTES + 2)
     mode = stat.S_IMODE(status.st_mode)
     if mode & 0o077:
-        msg = f"{path}: only its owner may have access to the secret, found mode {mode:04o}; remove it and start again"
-        raise FormatError(msg)
+        raise FormatError(
+            f"{path}: only its owner may have access to the secret, found mode {mode:04o}; remove it and start again"
+        )
     try:
         secret = bytes.fromhex(text.decode())
     except ValueError:
         secret = b""
     if len(secret) != SECRET_BYTES:
-        msg = (
+        raise FormatError(
             f"{path}: a secret has {2 * SECRET_BYTES} hexadecimal digits, found something else; remove it, start again"
         )
-        raise FormatError(msg)
     return secret
 
 

@@ -13,8 +13,6 @@ from trackbed.plural import number_of
 if TYPE_CHECKING:
     from trackbed.loading import Provenance
 
-__all__ = ["show"]
-
 
 @click.command(short_help="Show what a sample of a blend contains.")
 @click.argument("path", metavar="BLEND.toml", type=click.Path(exists=True, dir_okay=False))
@@ -45,11 +43,11 @@ def show(path: str, *, sample: int, split: str, cache: str | None, as_json: bool
     dataset = dict(zip(("train", "valid", "test"), built, strict=True))[split]
     if dataset is None or isinstance(dataset, list):
         found_instead = "several datasets (multiple_validation_sets)" if dataset else "none"
-        msg = f"{path}: --split {split} must be one with one dataset, found {found_instead}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"{path}: --split {split} must be one with one dataset, found {found_instead}")
     if not -len(dataset) <= sample < len(dataset):
-        msg = f"{path}: --sample must be in [-{len(dataset)}, {len(dataset)}), the samples of {split}, found {sample}"
-        raise ArgumentError(msg)
+        raise ArgumentError(
+            f"{path}: --sample must be in [-{len(dataset)}, {len(dataset)}), the samples of {split}, found {sample}"
+        )
     found = provenance(dataset, sample)
     texts = _texts(found, dataset[sample], config.tokenizer)
     if as_json:
@@ -85,8 +83,7 @@ def _decode(ids: list[int], tokenizer: Any) -> str:
         with panics_as_errors():
             return str(tokenizer.detokenize(np.array(ids, dtype=np.int64)))
     except RuntimeError as error:
-        msg = f"the tokenizer must decode the tokens {ids[:8]} ..., found an error: {error}"
-        raise FormatError(msg) from error
+        raise FormatError(f"the tokenizer must decode the tokens {ids[:8]} ..., found an error: {error}") from error
 
 
 def _to_json(found: "Provenance", texts: list[list[tuple[str, bool]]]) -> str:

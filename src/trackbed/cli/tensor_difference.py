@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Difference", "compare_tensors"]
 
 _AT_ONCE: Final = 1 << 22
 """Elements that are compared together, which bounds the memory of their differences."""

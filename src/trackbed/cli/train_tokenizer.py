@@ -12,8 +12,6 @@ from trackbed.cli.uninterruptible import run_in_thread
 if TYPE_CHECKING:
     from trackbed.preprocess.config import FormatName
 
-__all__ = ["train_tokenizer"]
-
 
 @click.command(epilog="\b\nExample:\n  trackbed train-tokenizer web.jsonl --output t.json --vocab-size 32000")
 @click.argument("inputs", metavar="INPUT...", nargs=-1, required=True, type=click.Path(path_type=Path))

@@ -9,8 +9,6 @@ from typing import Final, TypeVar
 
 from trackbed.daemon_threads import call_on_thread
 
-__all__ = ["exit_if_busy", "run_in_thread"]
-
 _POLL_SECONDS: Final = 0.1
 _NAME: Final = "trackbed uninterruptible"
 

@@ -11,8 +11,6 @@ from trackbed.cli.parse import idx_cache_option
 if TYPE_CHECKING:
     from trackbed.tokens import Verified
 
-__all__ = ["verify"]
-
 
 @click.command()
 @click.argument("prefixes", metavar="PREFIX...", nargs=-1, required=True)

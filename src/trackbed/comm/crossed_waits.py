@@ -29,8 +29,6 @@ from trackbed.comm.report import describe_crossing
 from trackbed.comm.store import Store, StoreTampered
 from trackbed.errors import CollectiveError
 
-__all__ = ["CHECK_SECONDS", "CrossedWaits", "Operation", "Wait", "WaitRecord", "begin_wait", "find_crossing"]
-
 CHECK_SECONDS: Final = 0.25
 """Longest time between two calls of `Wait.check`."""
 _SILENT_SECONDS: Final = 0.5
@@ -80,8 +78,7 @@ class WaitRecord:
             operation = Operation(str(domain), _position(position), str(what), ranks and tuple(map(int, ranks)))
             return cls(operation, {str(name): _position(found) for name, found in entered.items()})
         except (orjson.JSONDecodeError, ValueError, TypeError, AttributeError):
-            msg = "what a rank waits for must be as the rank wrote it, but is something else"
-            raise StoreTampered(msg) from None
+            raise StoreTampered("what a rank waits for must be as the rank wrote it, but is something else") from None
 
     def lacks(self, operation: Operation, rank: int) -> bool:
         """True if `rank`, which wrote this, takes part in the operation and has not entered it."""

@@ -12,8 +12,6 @@ import orjson
 
 from trackbed.errors import ArgumentError
 
-__all__ = ["SOLO", "Group", "Solo", "Step", "check_child_name", "check_source"]
-
 
 class Step(Protocol):
     """Work that all ranks of a group do at the same time."""
@@ -170,15 +168,13 @@ class Group(Protocol):
 def check_source(source: int, size: int) -> None:
     """Raises ArgumentError unless `source` is a rank."""
     if not 0 <= source < size:
-        msg = f"source must be a rank in [0, {size}), but is {source}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"source must be a rank in [0, {size}), but is {source}")
 
 
 def check_child_name(name: str) -> None:
     """Raises ArgumentError unless `name` can be that of a child."""
     if not name or "/" in name:
-        msg = f"name must have at least one character, and no '/', but is {name!r}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"name must have at least one character, and no '/', but is {name!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,9 +188,9 @@ class Solo:
     @contextlib.contextmanager
     def guarded(
         self,
-        what: str,  # noqa: ARG002  exceptions propagate unchanged
+        what: str,
         *,
-        max_heartbeat_gap_seconds: float = 1.0,  # noqa: ARG002  no other rank reads them
+        max_heartbeat_gap_seconds: float = 1.0,
     ) -> Iterator[Step]:
         """Runs the block; its exception propagates unchanged."""
         yield _SoloStep()
@@ -218,7 +214,7 @@ class Solo:
     def barrier(self) -> None:
         """Returns at once: no other rank has to arrive."""
 
-    def counter(self, name: str) -> Callable[[], int]:  # noqa: ARG002  no other rank shares it
+    def counter(self, name: str) -> Callable[[], int]:
         """Creates a function that returns 0, 1, 2 and so on."""
         return partial(next, count())
 
@@ -244,7 +240,7 @@ class _SoloStep:
 
     def watching_waits(
         self,
-        counts: Mapping[str, Callable[[], int]],  # noqa: ARG002  no other rank waits
+        counts: Mapping[str, Callable[[], int]],
     ) -> contextlib.AbstractContextManager[None]:
         """Does nothing: no other rank can wait."""
         return contextlib.nullcontext()

@@ -21,8 +21,6 @@ from trackbed.comm.worker import Worker
 from trackbed.errors import ArgumentError, CollectiveError
 from trackbed.kernels import available_threads
 
-__all__ = ["Launch", "group_from_environment", "has_several_ranks", "parse_launch", "threads_per_rank"]
-
 DEFAULT_TIMEOUT_SECONDS: Final = 600.0
 _SERIAL: Final = count()
 _SERVED: Final[list[TCPStore]] = []
@@ -149,16 +147,14 @@ def _attempt(environment: Mapping[str, str]) -> str:
 
 def _text(environment: Mapping[str, str], name: str, instead: str) -> str:
     if not environment.get(name):
-        msg = f"{instead} must be set for more than one rank, but neither it nor {name} is"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"{instead} must be set for more than one rank, but neither it nor {name} is")
     return environment[name]
 
 
 def _number(environment: Mapping[str, str], name: str, start: int, stop: int) -> int:
     text = environment.get(name, "")
     if not (text.isascii() and text.isdigit() and start <= int(text) < stop):
-        msg = f"{name} must be an integer in [{start}, {stop}), but is {text!r}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"{name} must be an integer in [{start}, {stop}), but is {text!r}")
     return int(text)
 
 
@@ -170,8 +166,9 @@ def _connect(launch: Launch, prefix: str, timeout_seconds: float, *, has_agent: 
         store = opened.result()
     except RuntimeError as error:
         message = str(error).partition("\n")[0]
-        msg = f"{launch.host}:{launch.port}: rank 0 must serve the group's store there, but: {message}"
-        raise CollectiveError(msg) from None
+        raise CollectiveError(
+            f"{launch.host}:{launch.port}: rank 0 must serve the group's store there, but: {message}"
+        ) from None
     return share_store(store, prefix, timeout_seconds=timeout_seconds)
 
 

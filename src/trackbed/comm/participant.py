@@ -10,8 +10,6 @@ import orjson
 from trackbed.comm.peers import Peers
 from trackbed.comm.store import Store, StoreTampered
 
-__all__ = ["Arrival", "Participant", "RankRecord"]
-
 _NUM_FIELDS = 7
 
 
@@ -60,8 +58,7 @@ class RankRecord:
         except orjson.JSONDecodeError:
             fields = None
         if not isinstance(fields, list) or not 3 <= len(fields) <= _NUM_FIELDS or not isinstance(fields[1], int):
-            msg = "the record of a rank must be one that the rank wrote, but is something else"
-            raise StoreTampered(msg)
+            raise StoreTampered("the record of a rank must be one that the rank wrote, but is something else")
         return cls(*fields)
 
 
@@ -145,8 +142,7 @@ class Participant:
             }
         there = {rank for rank, record in found.items() if record is not None}
         if self._seen - there:
-            msg = f"{_key(min(self._seen - there))!r} must be there, but is gone"
-            raise StoreTampered(msg)
+            raise StoreTampered(f"{_key(min(self._seen - there))!r} must be there, but is gone")
         self._seen |= there
         return found
 

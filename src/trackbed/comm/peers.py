@@ -17,8 +17,6 @@ import orjson
 
 from trackbed.comm.store import Store, StoreTampered
 
-__all__ = ["Peers"]
-
 _MOST_RANKS: Final = 1 << 14
 _END_MILLISECONDS: Final = 1000
 
@@ -76,8 +74,7 @@ class Peers:
         host = _host()
         count = store.add(f"{host}/count", 0) if host is not None else 0
         if not 0 <= count <= _MOST_RANKS:
-            msg = f"'{host}/count' must be a number of ranks, but is {count}"
-            raise StoreTampered(msg)
+            raise StoreTampered(f"'{host}/count' must be a number of ranks, but is {count}")
         keys = [f"{host}/{number}" for number in range(1, count + 1)]
         if not is_complete and not (keys and store.has(keys)):
             keys = [key for key in keys if store.has([key])]
@@ -172,6 +169,5 @@ def _parsed(raw: bytes) -> tuple[int, int, int]:
     except orjson.JSONDecodeError:
         found = None
     if not isinstance(found, list) or len(found) != 3 or not all(type(one) is int for one in found) or found[1] <= 0:
-        msg = "the process of a rank must be one that the rank wrote, but is something else"
-        raise StoreTampered(msg)
+        raise StoreTampered("the process of a rank must be one that the rank wrote, but is something else")
     return found[0], found[1], found[2]

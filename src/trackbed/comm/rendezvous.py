@@ -46,8 +46,6 @@ from trackbed.comm.report import (
 from trackbed.comm.store import KeyWatch, Store, StoreTampered, StoreUnreachable
 from trackbed.comm.watchdog import Watchdog
 
-__all__ = ["Conclude", "Rendezvous", "publish_outcome"]
-
 logger = logging.getLogger(__name__)
 
 Conclude = Callable[[Sequence[RankRecord]], Outcome]
@@ -171,8 +169,7 @@ class Rendezvous:
     def _wait(self, count: int, wait: Wait) -> Outcome:
         num_failed, num_arrived = divmod(count, _ONE_FAILED)
         if not 1 <= num_arrived <= self.participant.size:
-            msg = f"{self._key('count')!r} must be in [1, {self.participant.size}], but is {num_arrived}"
-            raise StoreTampered(msg)
+            raise StoreTampered(f"{self._key('count')!r} must be in [1, {self.participant.size}], but is {num_arrived}")
         if num_arrived == self.participant.size:
             self.keys_to_delete += [self._key(last) for last in ("count", "flag", "outcome")]
             return self.publish_outcome(self._sum_up_failures() if num_failed else self._conclude_records())
@@ -244,8 +241,7 @@ class Rendezvous:
         store = self.participant.store
         total = store.add(self._key("failures"), 0)
         if not 1 <= total <= self.participant.size:
-            msg = f"{self._key('outcome')!r} must be there unless a rank has failed, but is gone"
-            raise StoreTampered(msg)
+            raise StoreTampered(f"{self._key('outcome')!r} must be there unless a rank has failed, but is gone")
         keys = [self._key(f"failure/{order}") for order in range(1, min(total, _MAX_REPORTED_FAILURES) + 1)]
         failures = [Failure.decode(store.get(key)) for key in keys if store.has([key])]
         return Outcome(error=describe_failures(self.what, failures, total=total))
@@ -286,13 +282,12 @@ def _check_arrivals(name: str, records: Sequence[RankRecord]) -> None:
     """
     for rank, record in enumerate(records):
         if record.rendezvous != name:
-            msg = f"'{name}/count' must count the ranks that have arrived, but rank {rank} has not"
-            raise StoreTampered(msg)
+            raise StoreTampered(f"'{name}/count' must count the ranks that have arrived, but rank {rank} has not")
         if not record.is_done:
-            msg = f"'{name}/count' must count the ranks that failed, but rank {rank} was stopped or failed, and none is"
-            raise StoreTampered(msg)
+            raise StoreTampered(
+                f"'{name}/count' must count the ranks that failed, but rank {rank} was stopped or failed, and none is"
+            )
     for counter in sorted(set(chain.from_iterable(record.taken for record in records))):
         taken = sorted(chain.from_iterable(record.taken.get(counter, []) for record in records))
         if taken != list(range(len(taken))):
-            msg = f"{counter!r} must give each number once and leave none out, but did not"
-            raise StoreTampered(msg)
+            raise StoreTampered(f"{counter!r} must give each number once and leave none out, but did not")

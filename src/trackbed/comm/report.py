@@ -9,21 +9,6 @@ import orjson
 from trackbed.comm.store import StoreTampered
 from trackbed.plural import number_of
 
-__all__ = [
-    "Failure",
-    "Outcome",
-    "describe_cause",
-    "describe_crossing",
-    "describe_difference",
-    "describe_ended",
-    "describe_failures",
-    "describe_late",
-    "describe_operations",
-    "describe_silence",
-    "describe_tampering",
-    "name_ranks",
-]
-
 MAX_NAMED_RANKS: Final = 8
 MAX_VALUE_CHARACTERS: Final = 200
 _CAME_TO_ITS_END: Final = "came to the end without this call, as under `if rank == 0:`"
@@ -90,8 +75,7 @@ def _fields(raw: bytes, count: int) -> list[Any]:
     except orjson.JSONDecodeError:
         fields = None
     if not isinstance(fields, list) or len(fields) != count:
-        msg = f"a value must hold {count} fields that a rank wrote, but holds something else"
-        raise StoreTampered(msg)
+        raise StoreTampered(f"a value must hold {count} fields that a rank wrote, but holds something else")
     return fields
 
 

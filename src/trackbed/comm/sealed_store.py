@@ -16,8 +16,6 @@ from typing import Final
 
 from trackbed.comm.store import KeyWatch, Store, StoreTampered
 
-__all__ = ["SealedStore"]
-
 _CODE_BYTES: Final = 32
 
 
@@ -76,11 +74,10 @@ class SealedStore:
     def _opened(self, key: str, sealed: bytes) -> bytes:
         value = sealed[_CODE_BYTES:]
         if not hmac.compare_digest(sealed[:_CODE_BYTES], self._code(key, value)):
-            msg = (
+            raise StoreTampered(
                 f"{key!r} must have been written with the secret that the ranks share, but was not (the error is the "
                 "same for ranks whose secrets differ, because they read them from different folders)"
             )
-            raise StoreTampered(msg)
         return value
 
     def _code(self, key: str, value: bytes) -> bytes:

@@ -9,8 +9,6 @@ from typing import Final
 
 from trackbed.errors import CollectiveError
 
-__all__ = ["LOOPBACK", "listen_at", "own_addresses"]
-
 logger = logging.getLogger(__name__)
 
 LOOPBACK: Final = "127.0.0.1"
@@ -36,8 +34,7 @@ def own_addresses(host: str, environment: Mapping[str, str]) -> list[str]:
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError as error:
-        msg = f"{host}: must be the name or an address of the host of rank 0, but: {error}"
-        raise CollectiveError(msg) from None
+        raise CollectiveError(f"{host}: must be the name or an address of the host of rank 0, but: {error}") from None
     addresses = list(dict.fromkeys(str(place[4][0]) for place in found))
     launcher = environment.get("SLURM_LAUNCH_NODE_IPADDR")
     if launcher and not _is_literal(host) and all(map(_is_loopback, addresses)):
@@ -73,14 +70,14 @@ def listen_at(addresses: list[str], port: int) -> socket.socket:
             listener.close()
             if error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
                 continue
-            msg = f"{address}:{port}: must be free for the ranks' store, but: {error.strerror}"
-            raise CollectiveError(msg) from None
+            raise CollectiveError(
+                f"{address}:{port}: must be free for the ranks' store, but: {error.strerror}"
+            ) from None
         return listener
-    msg = (
+    raise CollectiveError(
         f"{', '.join(addresses)}: must be an address of the host of rank 0, but is none: set MASTER_ADDR to one at "
         "which the other hosts reach it"
     )
-    raise CollectiveError(msg)
 
 
 def _is_literal(host: str) -> bool:

@@ -5,8 +5,6 @@ from collections.abc import Callable
 from trackbed.comm import _native
 from trackbed.comm.shared_memory import SharedMemory
 
-__all__ = ["COUNTER_BYTES", "SharedCounters"]
-
 COUNTER_BYTES = 4 * _native.COUNTER_WORDS
 
 

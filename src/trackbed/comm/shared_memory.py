@@ -10,8 +10,6 @@ from typing import Any, Final, Self
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["SharedMemory"]
-
 _PREFIX: Final = "trackbed-"
 
 
@@ -71,8 +69,7 @@ class SharedMemory:
         path = Path(f"/proc/{process}/fd/{number}")
         # On another host, a process of this number may have a file of this number.
         if not str(path.readlink()).startswith(f"/memfd:{name}"):
-            msg = f"{path} must be the memory {name}, but is another file"
-            raise FileNotFoundError(msg)
+            raise FileNotFoundError(f"{path} must be the memory {name}, but is another file")
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
             return cls(_map(descriptor, num_bytes), descriptor, name)

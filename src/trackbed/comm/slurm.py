@@ -5,8 +5,6 @@ from typing import Final
 
 from trackbed.errors import ArgumentError
 
-__all__ = ["first_host", "step_port"]
-
 _FIRST: Final = re.compile(r"(?P<prefix>[^\[\],\s]+)(?:\[(?P<number>\d+)[^\]]*\](?P<suffix>[^,\[]*))?(?:,|$)")
 _FIRST_PORT: Final = 10_000
 _NUM_PORTS: Final = 20_000
@@ -25,8 +23,7 @@ def first_host(nodes: str) -> str:
     """
     match = _FIRST.match(nodes.strip())
     if match is None:
-        msg = f"SLURM_NODELIST must be a list of hosts, but is {nodes!r}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"SLURM_NODELIST must be a list of hosts, but is {nodes!r}")
     return "".join(part or "" for part in match.group("prefix", "number", "suffix"))
 
 

@@ -11,8 +11,6 @@ from trackbed.comm.report import describe_ended
 from trackbed.comm.watchdog import CHECKS_PER_TIMEOUT
 from trackbed.errors import CollectiveError
 
-__all__ = ["SharedStep", "Stopped", "cause_of"]
-
 E = TypeVar("E", bound=BaseException)
 
 _LAST_WORDS_SECONDS: Final = 0.75
@@ -70,7 +68,7 @@ class SharedStep:
         if self._rendezvous.flag.has_fired():
             raise Stopped
 
-    def poll(self, done: int) -> None:  # noqa: ARG002  kernels call their poll with it
+    def poll(self, done: int) -> None:
         """Sends a heartbeat if one is due; raises if another rank has failed.
 
         Its only requests are heartbeats, at most one in each gap.

@@ -5,17 +5,6 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Protocol, Self
 
-__all__ = [
-    "Connection",
-    "HostAware",
-    "KeyWatch",
-    "MemoryStore",
-    "Store",
-    "StoreClosed",
-    "StoreTampered",
-    "StoreUnreachable",
-]
-
 
 class StoreUnreachable(Exception):  # noqa: N818  it never leaves a step
     """The host of the store does not answer. A group converts this to a CollectiveError."""
@@ -153,8 +142,7 @@ class MemoryStore:
         with self._lock:
             for key in keys:
                 if self._prefix + key not in self._values:
-                    msg = f"{key!r} must be there, but is gone"
-                    raise StoreTampered(msg)
+                    raise StoreTampered(f"{key!r} must be there, but is gone")
             return [self._values[self._prefix + key] for key in keys]
 
     def has(self, keys: Sequence[str]) -> bool:

@@ -31,8 +31,6 @@ from trackbed.comm.step import SharedStep, Stopped, cause_of
 from trackbed.comm.store import Connection, HostAware, Store, StoreClosed, StoreTampered, StoreUnreachable
 from trackbed.errors import ArgumentError, CollectiveError
 
-__all__ = ["StoreGroup"]
-
 
 class StoreGroup:
     """Group of the ranks that share a store. See `Group`.
@@ -69,11 +67,9 @@ class StoreGroup:
         path: str = "",
     ) -> None:
         if not 0 <= rank < size:
-            msg = f"rank must be in [0, {size}), but is {rank}"
-            raise ArgumentError(msg)
+            raise ArgumentError(f"rank must be in [0, {size}), but is {rank}")
         if not timeout_seconds > 0:
-            msg = f"timeout_seconds must be above 0, but is {timeout_seconds}"
-            raise ArgumentError(msg)
+            raise ArgumentError(f"timeout_seconds must be above 0, but is {timeout_seconds}")
         self.rank = rank
         self.size = size
         self.timeout_seconds = timeout_seconds
@@ -136,8 +132,7 @@ class StoreGroup:
             number = self._participant.store.add(key, 1) - 1
             with self._taken_lock:
                 if number < 0 or number in self._taken[key]:
-                    msg = f"{key!r} must only ever rise, but gave {number}"
-                    raise StoreTampered(msg)
+                    raise StoreTampered(f"{key!r} must only ever rise, but gave {number}")
                 self._taken[key].append(number)
             if number == 0:
                 self._keys_to_delete.append(key)
@@ -176,8 +171,9 @@ class StoreGroup:
             path=f"{self._path}child/{name}/",
         )
         if self._children.setdefault(name, child) is not child:
-            msg = f"name must be one that no other child of this group has, but is {name!r}, which one has"
-            raise ArgumentError(msg)
+            raise ArgumentError(
+                f"name must be one that no other child of this group has, but is {name!r}, which one has"
+            )
         return child
 
     def leave(self, reason: str) -> None:

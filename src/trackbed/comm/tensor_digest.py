@@ -12,8 +12,6 @@ from typing import Final
 import numpy as np
 import torch
 
-__all__ = ["components", "tensor_digest"]
-
 _WORD_BYTES: Final = 4
 _ROW_WORDS: Final = 1 << 15
 _CPU_ROWS: Final = 4

@@ -8,8 +8,6 @@ from trackbed.comm.store import Connection, MemoryStore
 from trackbed.comm.store_group import StoreGroup
 from trackbed.errors import ArgumentError, CollectiveError
 
-__all__ = ["run_ranks"]
-
 T = TypeVar("T")
 
 _TIMEOUT_SECONDS: Final = 60.0
@@ -42,8 +40,7 @@ def run_ranks(
     [3, 3, 3]
     """
     if size < 1:
-        msg = f"size must be at least 1, but is {size}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"size must be at least 1, but is {size}")
     if connect is None:
         store = MemoryStore()
         connect = lambda: store  # noqa: E731  default of an argument

@@ -21,15 +21,6 @@ from trackbed.errors import ArgumentError, CollectiveError
 if TYPE_CHECKING:
     from torch.distributed import Store as TorchStore  # type: ignore[attr-defined]  # torch does not say that it exports
 
-__all__ = [
-    "TorchGroup",
-    "abort_backend",
-    "backends_of",
-    "check_initialized",
-    "current_group",
-    "device_for",
-    "is_served_by_agent",
-]
 
 _JOINED: Final[Counter[str]] = Counter()
 _KNOWN_PROCESSES: Final["WeakKeyDictionary[Any, dict[int, tuple[int, int]]]"] = WeakKeyDictionary()
@@ -58,8 +49,7 @@ class TorchGroup(StoreGroup):
         store: Any = _default_store()  # torch's own types do not know its timeout
         rank = dist.get_rank(process_group)
         if rank < 0:
-            msg = f"process_group: this process must belong to it, but rank {dist.get_rank()} does not"
-            raise ArgumentError(msg)
+            raise ArgumentError(f"process_group: this process must belong to it, but rank {dist.get_rank()} does not")
         ranks = dist.get_process_group_ranks(process_group)
         if timeout_seconds is None:
             timeout_seconds = _timeout_of(process_group or dist.group.WORLD) or store.timeout.total_seconds()
@@ -103,12 +93,11 @@ def check_initialized(where: str, environment: Mapping[str, str] = os.environ) -
     size = environment.get(count, "")
     is_one_of_several = rank in environment and size.isdecimal() and int(size) > 1
     if is_one_of_several and current_group() is None:
-        msg = (
+        raise ArgumentError(
             f"{where}: torch.distributed must be initialised on each of the {size} ranks ({count}), found it is "
             "not; call torch.distributed.init_process_group() first, or give a group: trackbed.comm.SOLO is this rank "
             "alone"
         )
-        raise ArgumentError(msg)
 
 
 def backends_of(process_group: Any) -> dict[str, str]:
@@ -123,7 +112,7 @@ def abort_backend(process_group: Any, device: torch.device) -> None:
 
     The process group is of no more use then. A backend that cannot end operations is left alone.
     """
-    backend = process_group._get_backend(device)  # noqa: SLF001  there is no public one
+    backend = process_group._get_backend(device)
     abort = getattr(backend, "abort", None)
     if abort is not None:
         abort()
@@ -179,20 +168,20 @@ def _name(process_group: "dist.ProcessGroup | None", ranks: list[int]) -> str:
 def _default_store() -> "TorchStore":
     """Returns the store that all process groups share."""
     if not (dist.is_available() and dist.is_initialized()):
-        msg = "torch.distributed: must be initialised to form a group of its processes, but is not"
-        raise CollectiveError(msg)
+        raise CollectiveError("torch.distributed: must be initialised to form a group of its processes, but is not")
     try:
-        return dist.distributed_c10d._get_default_store()  # noqa: SLF001  there is no public function
+        return dist.distributed_c10d._get_default_store()
     except AttributeError:
-        msg = f"{dist.__name__}: the store of the default process group must be there, found none"
-        raise CollectiveError(msg) from None
+        raise CollectiveError(
+            f"{dist.__name__}: the store of the default process group must be there, found none"
+        ) from None
 
 
 def _timeout_of(process_group: Any) -> float | None:
     """Timeout of a process group; None if torch does not tell."""
     for device in ("cpu", "cuda"):
         try:
-            options = process_group._get_backend(torch.device(device)).options  # noqa: SLF001  there is no other way
+            options = process_group._get_backend(torch.device(device)).options
             timeout: dt.timedelta = options._timeout  # noqa: SLF001
         except (AttributeError, RuntimeError):
             continue

@@ -14,8 +14,6 @@ from torch.distributed import FileStore, PrefixStore, Store, TCPStore  # type: i
 from trackbed.comm.store import HostAware, StoreClosed, StoreTampered, StoreUnreachable
 from trackbed.comm.worker import Worker
 
-__all__ = ["TimeoutStore", "connect_to", "share_store"]
-
 # TCPStore writes two lines to standard error whenever a wait of its own times out.
 _WAIT_SECONDS: Final = 3600.0
 _SLICE_SECONDS: Final = 0.5
@@ -98,8 +96,7 @@ class TimeoutStore(HostAware):
             # shows the value, unless the host is lost.
             self._reconnect()
             if self.has([key]) and not _is_number(self._value(key)):
-                msg = f"{key!r} must be a number, but is something else"
-                raise StoreTampered(msg) from None
+                raise StoreTampered(f"{key!r} must be a number, but is something else") from None
             raise
 
     def delete(self, key: str) -> None:

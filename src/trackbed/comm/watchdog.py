@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from trackbed.comm.participant import Participant
 from trackbed.comm.store import StoreTampered
 
-__all__ = ["CHECKS_PER_TIMEOUT", "Missing", "SilenceTimer", "Watchdog"]
-
 CHECKS_PER_TIMEOUT = 10
 FIRST_CHECK_SECONDS = 10.0
 LATE_SECONDS = 20.0
@@ -136,8 +134,7 @@ class Watchdog:
             return 0
         text = store.get(self._key)
         if not (text.isdigit() and len(text) < 20):  # fits 64 bits
-            msg = f"{self._key!r} must be a number that a rank wrote, but is something else"
-            raise StoreTampered(msg)
+            raise StoreTampered(f"{self._key!r} must be a number that a rank wrote, but is something else")
         return int(text)
 
     def _find_missing(self, gap: float) -> Missing | None:

@@ -8,8 +8,6 @@ from typing import Any, Final, TypeVar
 
 from trackbed.daemon_threads import DaemonThreads
 
-__all__ = ["Worker"]
-
 T = TypeVar("T")
 
 _EXIT_SECONDS: Final = 2.0

@@ -17,8 +17,6 @@ from trackbed.datasets.low_level import has_stamps, identify, object_stamps, sam
 from trackbed.datasets.megatron_dataset import MegatronDataset
 from trackbed.datasets.overrides import first_override, is_ours, is_overridden
 
-__all__ = ["CachedDataset", "IndexInputs"]
-
 
 class IndexInputs(Ingredients, DataPart, Protocol):
     """Inputs of an index, and the part of the data that it is computed from."""

@@ -18,8 +18,6 @@ from trackbed.index.splits import (
 from trackbed.kernels.integers import is_integer
 from trackbed.tokens import ObjectStorageConfig
 
-__all__ = ["ORDERS", "Blend", "BlendedMegatronDatasetConfig", "OrderName", "Stage", "check_stored", "storage_of"]
-
 logger = logging.getLogger(__name__)
 
 Blend = tuple[list[str], list[float] | None]
@@ -141,14 +139,12 @@ class BlendedMegatronDatasetConfig:
         if self.blend is not None:
             _check_blend("blend", self.blend)
             if self.split is None:
-                msg = "split must be given with blend, found None"
-                raise ArgumentError(msg)
+                raise ArgumentError("split must be given with blend, found None")
         else:
             self.mock = True
             self.split = "1,1,1"
         if self.multiple_validation_sets:
-            msg = "multiple_validation_sets needs blend_per_split, found none"
-            raise ArgumentError(msg)
+            raise ArgumentError("multiple_validation_sets needs blend_per_split, found none")
         self.split_matrix = convert_split_vector_to_split_matrix(parse_and_normalize_split(self.split or ""))
 
     def _check_ranges(self) -> None:
@@ -161,57 +157,46 @@ class BlendedMegatronDatasetConfig:
         ):
             value = getattr(self, name)
             if not (is_integer(value) and start <= value < stop):
-                msg = f"{name} must be a whole number {words}, found {value!r}"
-                raise ArgumentError(msg)
+                raise ArgumentError(f"{name} must be a whole number {words}, found {value!r}")
             setattr(self, name, index(value))  # a NumPy integer cannot be encoded as JSON
         if not self.mid_level_dataset_surplus >= 0:
-            msg = f"mid_level_dataset_surplus must be at least 0, found {self.mid_level_dataset_surplus}"
-            raise ArgumentError(msg)
+            raise ArgumentError(f"mid_level_dataset_surplus must be at least 0, found {self.mid_level_dataset_surplus}")
         if self.order not in ORDERS:
-            msg = f"order must be one of {', '.join(map(repr, ORDERS))}, found {self.order!r}"
-            raise ArgumentError(msg)
+            raise ArgumentError(f"order must be one of {', '.join(map(repr, ORDERS))}, found {self.order!r}")
         if self.order != "megatron" and self.renormalize_blend_weights is not None:
-            msg = f"renormalize_blend_weights is a rule of order='megatron', found order={self.order!r}"
-            raise ArgumentError(msg)
+            raise ArgumentError(f"renormalize_blend_weights is a rule of order='megatron', found order={self.order!r}")
         for name, default in _INSTANT_ONLY.items():
             if self.order != "instant" and getattr(self, name) != default:
-                msg = f"{name} needs order='instant', found {self.order!r}"
-                raise ArgumentError(msg)
+                raise ArgumentError(f"{name} needs order='instant', found {self.order!r}")
 
     def _check_stages(self) -> None:
         blend = self.blend if self.blend is not None else (self.blend_per_split or [None])[Split.train.value]
         for name in ("blend_stages", "blend_max_epochs"):
             if getattr(self, name) is not None and (blend is None or len(blend[0]) < 2):
-                msg = f"{name} needs a training blend of several datasets, found {blend}"
-                raise ArgumentError(msg)
+                raise ArgumentError(f"{name} needs a training blend of several datasets, found {blend}")
 
     def _check_cache_options(self) -> None:
         cache = self.path_to_cache
         if cache is not None and (not isinstance(cache, (str, os.PathLike)) or "\0" in str(cache)):
-            msg = f"path_to_cache must be the path of a folder or None, found {cache!r}"
-            raise ArgumentError(msg)
+            raise ArgumentError(f"path_to_cache must be the path of a folder or None, found {cache!r}")
         if cache is not None and is_address(cache):
-            msg = f"path_to_cache must be a local or shared folder, found the address {redact(cache)}"
-            raise ArgumentError(msg)
+            raise ArgumentError(f"path_to_cache must be a local or shared folder, found the address {redact(cache)}")
         for option in ("fast_cache_load", "defer_npy_index_mmap"):
             if getattr(self, option) and self.order == "instant":
-                msg = f"{option} must be False with order='instant', which has no indices to load, found True"
-                raise ArgumentError(msg)
+                raise ArgumentError(
+                    f"{option} must be False with order='instant', which has no indices to load, found True"
+                )
             if getattr(self, option) and self.path_to_cache is None:
-                msg = f"{option} needs path_to_cache, found None"
-                raise ArgumentError(msg)
+                raise ArgumentError(f"{option} needs path_to_cache, found None")
         if self.fast_cache_load and self.blend is not None:
-            msg = "fast_cache_load needs blend_per_split, found blend"
-            raise ArgumentError(msg)
+            raise ArgumentError("fast_cache_load needs blend_per_split, found blend")
 
     def _check_blend_per_split(self, blends: Sequence[Blend | None]) -> None:
         for option in ("blend", "split"):
             if getattr(self, option) is not None:
-                msg = f"{option} must be None with blend_per_split, found {getattr(self, option)!r}"
-                raise ArgumentError(msg)
+                raise ArgumentError(f"{option} must be None with blend_per_split, found {getattr(self, option)!r}")
         if len(blends) != len(Split):
-            msg = f"blend_per_split must have {len(Split)} entries, found {len(blends)}"
-            raise ArgumentError(msg)
+            raise ArgumentError(f"blend_per_split must have {len(Split)} entries, found {len(blends)}")
         for split, blend in zip(Split, blends, strict=True):
             if blend is not None:
                 _check_blend(f"blend_per_split[{split.name}]", blend)
@@ -227,21 +212,16 @@ def _is_weight(value: Any) -> bool:
 
 def _check_blend(name: str, blend: Blend) -> None:
     if isinstance(blend, str) or len(blend) != 2 or isinstance(blend[0], str):
-        msg = f"{name} must be a list of prefixes, and a list of weights or None, found {blend!r}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"{name} must be a list of prefixes, and a list of weights or None, found {blend!r}")
     prefixes, weights = blend
     if not all(isinstance(prefix, str) for prefix in prefixes):
-        msg = f"{name} must name prefixes as text, found {prefixes!r}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"{name} must name prefixes as text, found {prefixes!r}")
     if len(prefixes) == 0:
-        msg = f"{name} must name at least one prefix, found none"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"{name} must name at least one prefix, found none")
     if weights is not None and len(weights) != len(prefixes):
-        msg = f"{name} must have as many weights as prefixes, found {len(weights)} and {len(prefixes)}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"{name} must have as many weights as prefixes, found {len(weights)} and {len(prefixes)}")
     if weights is not None and not (all(map(_is_weight, weights)) and any(weights)):
-        msg = f"{name} must have finite weights of at least 0 that are not all 0, found {weights}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"{name} must have finite weights of at least 0 that are not all 0, found {weights}")
 
 
 _NAMES = ("object_storage_cache_path", "s3_cache_path")
@@ -257,8 +237,7 @@ def storage_of(config: BlendedMegatronDatasetConfig) -> ObjectStorageConfig | No
     folders = [folder for folder in given.values() if folder]
     if len(set(folders)) > 1:
         found = " and ".join(repr(folder) for folder in folders)
-        msg = f"object_storage_cache_path and s3_cache_path are two names of one option, found {found}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"object_storage_cache_path and s3_cache_path are two names of one option, found {found}")
     return ObjectStorageConfig(folders[0]) if folders else None
 
 
@@ -271,5 +250,6 @@ def check_stored(prefix: str, config: BlendedMegatronDatasetConfig) -> None:
     if is_address(prefix):
         parse_address(prefix)  # refuses secrets without repeating them
     if is_address(prefix) and config.path_to_cache is None and config.order != "instant":
-        msg = f"{prefix}: path_to_cache must be a folder for a pair in an object store, found None (or order='instant')"
-        raise ArgumentError(msg)
+        raise ArgumentError(
+            f"{prefix}: path_to_cache must be a folder for a pair in an object store, found None (or order='instant')"
+        )

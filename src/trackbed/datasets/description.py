@@ -10,8 +10,6 @@ from typing import Any, Final
 
 from trackbed.datasets.start import shared
 
-__all__ = ["describe", "describe_blend", "fields_of", "md5_of"]
-
 _QUOTE: Final = json.encoder.encode_basestring_ascii
 _COMPACT: Final = json.JSONEncoder(default=lambda value: value.unique_identifiers).encode
 

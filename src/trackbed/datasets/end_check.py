@@ -25,8 +25,6 @@ from trackbed.plural import number_of
 from trackbed.tokens import get_bin_path, get_idx_path
 from trackbed.tokens.idx_header import HEADER_BYTES, decode_header
 
-__all__ = ["check_document_ends", "last_tokens"]
-
 logger = logging.getLogger(__name__)
 
 _OPTIONS: Final = ("reset_position_ids", "reset_attention_mask", "eod_mask_loss")

@@ -6,8 +6,6 @@ from types import ModuleType
 
 from trackbed.errors import ArgumentError
 
-__all__ = ["require"]
-
 
 def require(library: str, *, where: str | Path, extra: str = "text") -> ModuleType:
     """Imports a library of an extra.
@@ -24,5 +22,4 @@ def require(library: str, *, where: str | Path, extra: str = "text") -> ModuleTy
         return importlib.import_module(library)
     except ImportError as error:
         how = f"pip install '.[{extra}]' in Trackbed's clone"
-        msg = f"{where}: the library {library} must be installed to use this ({how}): {error}"
-        raise ArgumentError(msg) from None
+        raise ArgumentError(f"{where}: the library {library} must be installed to use this ({how}): {error}") from None

@@ -18,8 +18,6 @@ from trackbed.cache.entry import differences
 from trackbed.daemon_threads import call_on_thread
 from trackbed.errors import ArgumentError
 
-__all__ = ["DataChecksum", "DatasetFingerprint", "Identified", "Identity", "joined", "plain"]
-
 _OF: Final = "fingerprint"
 _DIGITS: Final = 16
 _SIZES: Final = {"size", "num_samples"}
@@ -150,11 +148,10 @@ class Identity:
         changes = _find_changes(saved, current)
         if changes:
             consumed = state.get("consumed_samples")
-            msg = (
+            raise ArgumentError(
                 f"a run can resume only with the samples that it was trained on, found others: {changes}; to read the "
                 f"new ones from the same place on, give a new loader consumed_samples={consumed!r}"
             )
-            raise ArgumentError(msg)
         return True
 
     def __reduce__(self) -> tuple[Callable[..., "Identity"], tuple[Any, ...]]:

@@ -9,8 +9,6 @@ from trackbed.cache import Allocate, Arrays, LazyArrays, Request, in_memory
 from trackbed.datasets.config import BlendedMegatronDatasetConfig
 from trackbed.datasets.start import open_index
 
-__all__ = ["NO_INDEX", "IndexArray", "IndexArrays"]
-
 _DEFERRED: Final = (
     "build it once without defer_npy_index_mmap, and see that path_to_cache leads to the same folder in every process"
 )
@@ -120,6 +118,7 @@ class IndexArray:
     def _index_of(self, dataset: Any) -> IndexArrays:
         index: IndexArrays = dataset._index  # noqa: SLF001  its owner
         if self._name not in index.names:
-            msg = f"{self._name} needs order='megatron' or 'balanced', found 'instant', which has no index"
-            raise AttributeError(msg)
+            raise AttributeError(
+                f"{self._name} needs order='megatron' or 'balanced', found 'instant', which has no index"
+            )
         return index

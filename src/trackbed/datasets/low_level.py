@@ -15,26 +15,6 @@ from trackbed.datasets.start import current_start
 from trackbed.errors import ArgumentError, FormatError
 from trackbed.files.stores import is_address
 
-__all__ = [
-    "IndexedDataset",
-    "check_documents",
-    "data_stamps",
-    "drop_pages",
-    "has_stamps",
-    "identify",
-    "is_plain",
-    "most_tokens",
-    "name_of",
-    "num_documents",
-    "num_sequences",
-    "object_stamps",
-    "open_group",
-    "open_pair",
-    "reads_in_rounds",
-    "reads_objects",
-    "sampled_tokens",
-]
-
 _Item = TypeVar("_Item")
 _MOST_TOKENS: Final = 1024
 
@@ -106,8 +86,7 @@ def _check_type(dataset: IndexedDataset | tokens.IndexedGroup) -> None:
     """Raises FormatError unless the tokens are integers."""
     dtype = np.dtype(dataset.index.dtype)
     if dtype.kind not in "iu":
-        msg = f"{dataset.path_prefix}: tokens must be integers, found {dtype}"
-        raise FormatError(msg)
+        raise FormatError(f"{dataset.path_prefix}: tokens must be integers, found {dtype}")
 
 
 def identify(dataset: Any) -> dict[str, Any]:
@@ -225,5 +204,4 @@ def check_documents(
         return
     lowest, highest = (run[0], run[1] - 1) if run is not None else (int(np.min(documents)), int(np.max(documents)))
     if lowest < 0 or highest >= count:
-        msg = f"{where}: documents must be in [0, {count}), found {lowest if lowest < 0 else highest}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"{where}: documents must be in [0, {count}), found {lowest if lowest < 0 else highest}")

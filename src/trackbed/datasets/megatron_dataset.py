@@ -21,8 +21,6 @@ from trackbed.errors import ArgumentError
 from trackbed.index.splits import Split
 from trackbed.plural import number_of
 
-__all__ = ["LowLevelDataset", "MegatronDataset", "description_now", "padding_id", "samples_text"]
-
 LowLevelDataset = Any
 """Source of samples: an `IndexedDataset`, or any object that the hooks of a subclass accept."""
 
@@ -68,8 +66,9 @@ class MegatronDataset(ABC, _Dataset):
         config: BlendedMegatronDatasetConfig,
     ) -> None:
         if config.order not in self._ORDERS:
-            msg = f"{type(self).__name__} must be built with order {' or '.join(self._ORDERS)}, found {config.order!r}"
-            raise ArgumentError(msg)
+            raise ArgumentError(
+                f"{type(self).__name__} must be built with order {' or '.join(self._ORDERS)}, found {config.order!r}"
+            )
         self.dataset = dataset
         self.dataset_path = dataset_path
         self.indices = indices

@@ -14,8 +14,6 @@ from trackbed.datasets.megatron_dataset import LowLevelDataset
 from trackbed.errors import ArgumentError
 from trackbed.index.splits import Split
 
-__all__ = ["MockGPTDataset", "MockGPTLowLevelDataset", "MockMultimodalDataset", "MultimodalDatasetConfig"]
-
 
 class MockGPTLowLevelDataset:
     """Documents 1, 2, 3, ... modulo the vocabulary, each ended by the tokenizer's `eod`.
@@ -81,8 +79,7 @@ class MockGPTDataset(GPTDataset):
         config: GPTDatasetConfig,
     ) -> None:
         if not config.mock:
-            msg = "a mock dataset needs a config without blend and blend_per_split, found one"
-            raise ArgumentError(msg)
+            raise ArgumentError("a mock dataset needs a config without blend and blend_per_split, found one")
         super().__init__(dataset, dataset_path, indices, num_samples, index_split, config)
 
     @staticmethod
@@ -91,7 +88,7 @@ class MockGPTDataset(GPTDataset):
         return len(low_level_dataset)
 
     @staticmethod
-    def build_low_level_dataset(dataset_path: str | None, config: GPTDatasetConfig) -> LowLevelDataset:  # type: ignore[override]  # noqa: ARG004  Megatron Core's signature
+    def build_low_level_dataset(dataset_path: str | None, config: GPTDatasetConfig) -> LowLevelDataset:  # type: ignore[override]
         """Generates the documents."""
         return MockGPTLowLevelDataset(config.tokenizer)
 
@@ -126,8 +123,7 @@ class MultimodalDatasetConfig(GPTDatasetConfig):
         for name in ("image_h", "image_w"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                msg = f"{name} must be an integer of at least 1, found {value!r}"
-                raise ArgumentError(msg)
+                raise ArgumentError(f"{name} must be an integer of at least 1, found {value!r}")
 
 
 class MockMultimodalDataset(MockGPTDataset):

@@ -5,8 +5,6 @@ from typing import Any, Final
 
 from trackbed.errors import ArgumentError
 
-__all__ = ["check_overrides", "first_override", "is_ours", "is_overridden"]
-
 _OURS: Final = __name__.partition(".")[0]
 _FOLDER: Final = str(Path(__file__).parents[1])
 
@@ -24,8 +22,7 @@ def check_overrides(cls: type, *names: str, advice: str) -> None:
     """
     found = first_override(cls, names)
     if found:
-        msg = f"{found} must not be overridden, because it is never called: {advice}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"{found} must not be overridden, because it is never called: {advice}")
 
 
 def is_ours(what: Any) -> bool:

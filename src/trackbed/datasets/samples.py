@@ -11,8 +11,6 @@ import numpy.typing as npt
 from trackbed.datasets.batches.sources import SampleLayout
 from trackbed.datasets.index_arrays import IndexArrays
 
-__all__ = ["SampleLocations", "SamplePieces", "Samples"]
-
 SampleLocations = tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]
 """`[B]` dataset of each sample, and `[B]` its number in that dataset."""
 

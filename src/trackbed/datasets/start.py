@@ -15,8 +15,6 @@ from trackbed.files.stores import is_address
 from trackbed.tokens.format import PairHeader
 from trackbed.tokens.headers import read_headers
 
-__all__ = ["Start", "current_start", "open_index", "shared"]
-
 _Made = TypeVar("_Made")
 
 
@@ -117,8 +115,7 @@ def _must_be_there(request: Request, advice: str) -> Found:
     if found.state is not State.whole:
         what = f"found it damaged: {found.why}" if found.why else "found nothing"
         where = request.entry.shared.array("*")
-        msg = f"{where}: the index must be there, {what}; {advice}"
-        raise CacheError(msg)
+        raise CacheError(f"{where}: the index must be there, {what}; {advice}")
     return found
 
 

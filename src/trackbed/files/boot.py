@@ -4,8 +4,6 @@ import os
 from functools import lru_cache
 from pathlib import Path
 
-__all__ = ["boot_id"]
-
 
 def boot_id() -> str:
     """Identifier of the current boot of this host; empty if the system does not provide one.

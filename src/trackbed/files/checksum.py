@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from isal.isal_zlib import crc32
+from isal import isal_zlib
 
 from trackbed.files.regular import open_regular
 
-__all__ = ["CHUNK_BYTES", "Checksum", "FileSum", "checksum_bytes", "checksum_file", "crc32"]
-
 CHUNK_BYTES: Final = 64 << 20
+crc32 = isal_zlib.crc32
 _READ_BYTES: Final = 4 << 20
 _DIGITS: Final = 8
 
@@ -68,8 +67,7 @@ class FileSum:
         is_size = type(size) is int and 0 <= size < 1 << 63
         if not is_size or type(sums) is not list or {*map(type, sums)} - {str} or {*map(len, sums)} - {_DIGITS}:
             what = f"{str(size)[:80]} and {str(sums)[:80]}"
-            msg = f"size_bytes must be a number and crc32 texts of {_DIGITS} digits, found {what}"
-            raise ValueError(msg)
+            raise ValueError(f"size_bytes must be a number and crc32 texts of {_DIGITS} digits, found {what}")
         return found
 
     @classmethod
@@ -90,7 +88,7 @@ def checksum_file(path: Path, *, progress: Callable[[int], None] | None = None) 
     """Computes the checksums of a file; calls `progress` after each piece read, with the number of its bytes."""
     checksum = Checksum()
     buffer = bytearray(_READ_BYTES)
-    with open(open_regular(path)[0], "rb", buffering=0) as file:  # noqa: PTH123  a descriptor
+    with open(open_regular(path)[0], "rb", buffering=0) as file:
         while count := file.readinto(buffer):
             checksum.update(memoryview(buffer)[:count])
             if progress is not None:

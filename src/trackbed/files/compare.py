@@ -10,8 +10,6 @@ from trackbed.errors import FormatError
 from trackbed.files.checksum import CHUNK_BYTES, FileSum, crc32
 from trackbed.files.regular import open_regular
 
-__all__ = ["Chunk", "chunks_of", "compare_chunks"]
-
 _READ_BYTES: Final = 1 << 20
 
 
@@ -60,7 +58,7 @@ def _compare(chunk: Chunk) -> str:
 
 def _crc32(chunk: Chunk) -> str:
     value, left = 0, chunk.size_bytes
-    with open(open_regular(chunk.path)[0], "rb", buffering=0) as file:  # noqa: PTH123  a descriptor
+    with open(open_regular(chunk.path)[0], "rb", buffering=0) as file:
         file.seek(chunk.number * CHUNK_BYTES)
         while left > 0 and (piece := file.read(min(left, _READ_BYTES))):
             value = crc32(piece, value)

@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterable
 from threading import Event, Lock, Thread
 from typing import Generic, TypeVar
 
-__all__ = ["BackgroundFlush", "flush_file_system"]
-
 logger = logging.getLogger(__name__)
 
 _Item = TypeVar("_Item")
@@ -78,7 +76,7 @@ class BackgroundFlush(Generic[_Item]):
             is_flushed: dict[int, bool] = {}  # by device
             for folder, items in waiting.items():
                 try:
-                    device = os.stat(folder).st_dev  # noqa: PTH116
+                    device = os.stat(folder).st_dev
                     if device not in is_flushed:
                         is_flushed[device] = False
                         flush_file_system(folder)

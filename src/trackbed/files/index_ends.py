@@ -14,8 +14,6 @@ from trackbed.cancellation import current_poll
 from trackbed.files import _native
 from trackbed.files.many import join_names
 
-__all__ = ["RawIndexEnds", "read_index_ends"]
-
 _FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC
 
 

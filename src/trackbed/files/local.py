@@ -8,8 +8,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
-__all__ = ["is_local", "is_on_this_machine", "kind_of", "local_host_path"]
-
 _LOCAL: Final = frozenset(
     ("bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "jfs", "overlay", "ramfs", "tmpfs", "xfs", "zfs")
 )
@@ -26,7 +24,7 @@ def is_local(folder: str) -> bool:
         mounts = Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines()
     except OSError:
         return False
-    device = os.stat(folder).st_dev  # noqa: PTH116
+    device = os.stat(folder).st_dev
     return kind_of(mounts, f"{os.major(device)}:{os.minor(device)}", os.path.realpath(folder)) in _LOCAL
 
 
@@ -43,8 +41,8 @@ def local_host_path(folder: str) -> str:
     """
     path = os.path.realpath(folder)
     there = path
-    while not os.path.exists(there):  # noqa: PTH110
-        there = os.path.dirname(there)  # noqa: PTH120
+    while not os.path.exists(there):
+        there = os.path.dirname(there)
     return f"{socket.gethostname()}:{path}" if is_local(there) else ""
 
 

@@ -17,8 +17,6 @@ from trackbed.cancellation import current_poll
 from trackbed.errors import ArgumentError
 from trackbed.files import _native
 
-__all__ = ["Claim", "FileSet", "NewFile", "Stamps", "commit_file_sets", "join_names", "read_parts", "read_stamps"]
-
 Stamps = npt.NDArray[np.int64]
 """`[N, 3]` inode, size in bytes, and time of the last write in nanoseconds since 1970, of each file.
 
@@ -64,8 +62,7 @@ def read_parts(
     """
     wanted = np.array([starts, sizes], dtype=np.int64)
     if (wanted < 0).any() or wanted.shape[1] != len(paths):
-        msg = f"{len(paths)} files must have starts and sizes of at least 0, found {wanted.tolist()}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"{len(paths)} files must have starts and sizes of at least 0, found {wanted.tolist()}")
     content = np.empty(int(wanted[1].sum()), dtype=np.uint8)
     stamps = np.empty((len(paths), 3), dtype=np.int64)
     _native.read_parts(join_names(paths), wanted[0], wanted[1], content, stamps.reshape(-1), current_poll(None))
@@ -146,6 +143,7 @@ def join_names(names: Sequence[str]) -> bytes:
     """
     joined = os.fsencode("".join(f"{name}\0" for name in names))
     if joined.count(0) != len(names) or joined.startswith(b"\0") or b"\0\0" in joined:
-        msg = f"file names must not be empty or have a zero byte, found one of {len(names)} that is or has"
-        raise ArgumentError(msg)
+        raise ArgumentError(
+            f"file names must not be empty or have a zero byte, found one of {len(names)} that is or has"
+        )
     return joined

@@ -18,8 +18,6 @@ import numpy.typing as npt
 from trackbed.files.resource_limit import MAPS
 from trackbed.files.stamp import signed
 
-__all__ = ["drop_pages", "map_readonly", "mapped_files", "read_ahead"]
-
 _READ_BYTES: Final = 4096
 """A file of one page is read instead: a map takes as much memory, and the number of maps of a process is limited."""
 

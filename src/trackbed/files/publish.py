@@ -22,21 +22,6 @@ from typing import Final
 
 from trackbed.files.checksum import Checksum
 
-__all__ = [
-    "PartialFile",
-    "Writer",
-    "claim",
-    "clear_dead_partials",
-    "find_partials",
-    "flush_to_disk",
-    "is_partial_name",
-    "new_partial",
-    "partial_name",
-    "publish",
-    "remove_partial",
-    "write_new",
-]
-
 _NO_LINKS: Final = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EINVAL)
 _MOST_NAME_BYTES: Final = 255  # of every file system of Linux but few
 _MOST_CHAR_BYTES: Final = 4
@@ -122,7 +107,7 @@ def write_new(path: str | Path, *parts: bytes | memoryview) -> Checksum:
 
 def publish(partial: str | Path, final: str | Path) -> None:
     """Renames the complete file `partial` to `final`; processes that have an old file open keep it."""
-    os.replace(partial, final)  # noqa: PTH105  called for thousands of files, where pathlib takes twice as long
+    os.replace(partial, final)
 
 
 def claim(partial: str, final: str) -> bool:
@@ -142,7 +127,7 @@ def claim(partial: str, final: str) -> bool:
             return False
         publish(partial, final)
         return True
-    os.unlink(partial)  # noqa: PTH108  see publish
+    os.unlink(partial)
     return True
 
 
@@ -196,7 +181,7 @@ def find_partials(directory: Path, *, final_name: str = "") -> list[PartialFile]
         OSError: the folder cannot be read.
     """
     found = []
-    for name in sorted(os.listdir(directory)):  # noqa: PTH208  pathlib takes ten times as long
+    for name in sorted(os.listdir(directory)):
         writer = _WRITER.search(name)
         if writer is None:
             continue
@@ -221,7 +206,7 @@ def _host() -> str:
     """Name of the host and of its PID namespace: containers may share a host name and a folder."""
     name = socket.gethostname().replace(".", "-").replace("/", "-") or "localhost"
     try:
-        return f"{name}-{os.stat('/proc/self/ns/pid').st_ino}"  # noqa: PTH116
+        return f"{name}-{os.stat('/proc/self/ns/pid').st_ino}"
     except OSError:
         return name
 

@@ -22,8 +22,6 @@ from trackbed.errors import ArgumentError
 from trackbed.files import _native
 from trackbed.files.publish import clear_dead_partials, flush_to_disk, new_partial, publish, remove_partial
 
-__all__ = ["commit_folder", "flush_files", "make_partial_folder"]
-
 logger = logging.getLogger(__name__)
 
 _CHANGED: Final = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT, errno.ENOTDIR)
@@ -50,8 +48,7 @@ def make_partial_folder(final: Path, *, may_replace: Callable[[Path], bool]) -> 
         OSError: the folder cannot be created.
     """
     if final.name in ("", ".."):
-        msg = f"final must end in the name of a folder, but is {str(final)!r}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"final must end in the name of a folder, but is {str(final)!r}")
     _is_to_be_replaced(final, final, may_replace)
     # A dead partial folder may be an earlier one whose exchange is not on the disk: a loss of power would undo it.
     flush_to_disk(final.parent)
@@ -135,7 +132,7 @@ def _is_to_be_replaced(path: Path, final: Path, may_replace: Callable[[Path], bo
     """
     try:
         mode = path.lstat().st_mode
-        if stat.S_ISDIR(mode) and not os.listdir(path):  # noqa: PTH208  shorter than with pathlib
+        if stat.S_ISDIR(mode) and not os.listdir(path):
             return False
     except FileNotFoundError:
         return False
@@ -145,8 +142,11 @@ def _is_to_be_replaced(path: Path, final: Path, may_replace: Callable[[Path], bo
         return True
     else:
         found = "a folder with other content"
-    msg = f"must be free, an empty folder, or an earlier one that may be replaced, found {found}"
-    raise FileExistsError(errno.EEXIST, msg, str(final))
+    raise FileExistsError(
+        errno.EEXIST,
+        f"must be free, an empty folder, or an earlier one that may be replaced, found {found}",
+        str(final),
+    )
 
 
 def _exchange(partial: Path, final: Path) -> None:
@@ -157,11 +157,12 @@ def _exchange(partial: Path, final: Path) -> None:
     """
     number = _native.exchange_names(os.fsencode(partial), os.fsencode(final))
     if number in _NO_EXCHANGE:
-        msg = (
+        raise OSError(
+            errno.EOPNOTSUPP,
             "must be on a file system that can exchange two folders (renameat2 with RENAME_EXCHANGE) to be replaced, "
-            "found one that cannot: remove the folder first, or choose another name"
+            "found one that cannot: remove the folder first, or choose another name",
+            str(final),
         )
-        raise OSError(errno.EOPNOTSUPP, msg, str(final))
     if number != 0:
         raise OSError(number, os.strerror(number), str(partial), None, str(final))
 

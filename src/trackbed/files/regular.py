@@ -7,8 +7,6 @@ from typing import Final
 
 from trackbed.errors import FormatError
 
-__all__ = ["kind_of", "open_regular", "read_regular"]
-
 _MAX_BYTES: Final = 1 << 30
 """Size limit of a file that is read whole; notes, manifests and seals have a millionth of it."""
 
@@ -24,8 +22,7 @@ def open_regular(path: str | Path) -> tuple[int, int]:
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode):
         os.close(descriptor)
-        msg = f"{path}: must be a regular file, found {kind_of(status.st_mode)}"
-        raise FormatError(msg)
+        raise FormatError(f"{path}: must be a regular file, found {kind_of(status.st_mode)}")
     return descriptor, status.st_size
 
 
@@ -39,8 +36,7 @@ def read_regular(path: str | Path) -> bytes:
     descriptor, size = open_regular(path)
     try:
         if size > _MAX_BYTES:
-            msg = f"{path}: must have {_MAX_BYTES} bytes at most, found {size}"
-            raise FormatError(msg)
+            raise FormatError(f"{path}: must have {_MAX_BYTES} bytes at most, found {size}")
         raw = os.read(descriptor, size + 1)
         while len(raw) < size and (more := os.read(descriptor, size - len(raw))):
             raw += more

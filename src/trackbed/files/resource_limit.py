@@ -14,8 +14,6 @@ from pathlib import Path
 from threading import RLock
 from typing import Final, Protocol
 
-__all__ = ["DESCRIPTORS", "MAPS", "Holder", "ResourceLimit"]
-
 _MAPS_OF_LINUX: Final = 65_530
 _MAX_DESCRIPTORS: Final = 1 << 20
 

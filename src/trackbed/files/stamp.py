@@ -7,8 +7,6 @@ from typing import NamedTuple
 
 from trackbed.errors import FormatError
 
-__all__ = ["Stamp", "check_stamp", "remove_unless_changed", "signed", "stamp_of"]
-
 
 class Stamp(NamedTuple):
     """Inode, size and modification time of a file.
@@ -39,7 +37,7 @@ def signed(inode: int) -> int:
 def stamp_of(path: str | Path) -> Stamp | None:
     """Returns the stamp of the file at `path`, or None if there is none."""
     try:
-        return Stamp.of(os.stat(path))  # noqa: PTH116  called for thousands of pairs, where pathlib takes twice as long
+        return Stamp.of(os.stat(path))
     except (FileNotFoundError, NotADirectoryError):
         return None
 
@@ -53,7 +51,7 @@ def remove_unless_changed(path: str | Path, wanted: Stamp | None) -> bool:
     if wanted is None or stamp_of(path) != wanted:
         return False
     with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)  # noqa: PTH108  called for thousands of files
+        os.unlink(path)
         return True
     return False
 
@@ -67,5 +65,6 @@ def check_stamp(path: str | Path, wanted: Stamp | None) -> None:
     found = stamp_of(path)
     if found != wanted:
         what = "nothing" if found is None else "another one in its place"
-        msg = f"{path}: the file must be the one that was opened, found {what}; start again with the files as they are"
-        raise FormatError(msg)
+        raise FormatError(
+            f"{path}: the file must be the one that was opened, found {what}; start again with the files as they are"
+        )

@@ -14,8 +14,6 @@ from typing import Final
 
 from trackbed.files.checksum import CHUNK_BYTES, Checksum
 
-__all__ = ["BackgroundWriteback", "Writeback", "write_out"]
-
 _STEP_BYTES: Final = 4 << 20
 _BEHIND_BYTES: Final = 8 << 20
 """Bytes at the end of the file that stay in memory: enough to keep the disk busy all the time."""

@@ -21,23 +21,6 @@ from trackbed.grads.config import Options
 from trackbed.grads.failure_aware_wait import Waiter
 from trackbed.grads.parameter_set import is_expert
 
-__all__ = [
-    "GroupOfRanks",
-    "InitialValues",
-    "ProcessGroups",
-    "agree",
-    "broadcast_values",
-    "compare_values",
-    "connect",
-    "describe_buffers",
-    "describe_frozen",
-    "describe_options",
-    "describe_orders",
-    "is_dense",
-    "messages_of",
-    "values_of",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class GroupOfRanks:
@@ -93,12 +76,10 @@ def _group_of(process_group: Any) -> Any:
         is_alone = not (dist.is_available() and dist.is_initialized())
         return GroupOfRanks() if is_alone else dist.group.WORLD
     if isinstance(process_group, int):  # torch gives a number to ranks that are not members
-        msg = f"process_group: this process must belong to it, but rank {dist.get_rank()} does not"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"process_group: this process must belong to it, but rank {dist.get_rank()} does not")
     size = getattr(process_group, "size", None)
     if not (callable(size) or isinstance(size, int)):
-        msg = f"process_group must be one of torch or a Group, but is of {type(process_group).__name__}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"process_group must be one of torch or a Group, but is of {type(process_group).__name__}")
     return process_group if callable(size) else GroupOfRanks(process_group)
 
 
@@ -166,8 +147,9 @@ def agree(group: Group, lines: Sequence[str], *, may_differ: Sequence[str] = ())
     theirs, others = of_ranks[rank], of_ranks[usual]
     pairs = itertools.zip_longest(theirs, others, fillvalue="no further parameter")
     here, there = next((one, other) for one, other in pairs if one != other)
-    msg = f"model and options must be the same on every rank, but rank {rank} has {here}, and rank {usual} {there}"
-    raise CollectiveError(msg)
+    raise CollectiveError(
+        f"model and options must be the same on every rank, but rank {rank} has {here}, and rank {usual} {there}"
+    )
 
 
 def _digest_of(lines: Sequence[str]) -> str:
@@ -199,8 +181,9 @@ def connect(process_group: Any, group: Group, buffers: Sequence[_ParamAndGradBuf
             return found
         why = found
     if config.collectives == "shared_memory" or not has_torch:
-        msg = f"collectives: ranks must share memory, but {why or 'the option is torch, and there is no process group'}"
-        raise CollectiveError(msg)
+        raise CollectiveError(
+            f"collectives: ranks must share memory, but {why or 'the option is torch, and there is no process group'}"
+        )
     if why is not None:
         logger.info("gradients are reduced by torch, because %s", why)
     device = buffers[0].grad_data.device if buffers else None
@@ -326,8 +309,9 @@ def _write(value: torch.Tensor, new: torch.Tensor) -> None:
             target, source = target.narrow(dim, 0, 1), source.narrow(dim, 0, 1)
     target.copy_(source)
     if _overlaps(value) and not torch.equal(value, new):
-        msg = f"a tensor of shape {list(value.shape)} has elements in a single memory location, which differ on rank 0"
-        raise GradientError(msg)
+        raise GradientError(
+            f"a tensor of shape {list(value.shape)} has elements in a single memory location, which differ on rank 0"
+        )
 
 
 def compare_values(values: Sequence[tuple[str, torch.Tensor]], group: Group) -> None:
@@ -346,9 +330,8 @@ def compare_values(values: Sequence[tuple[str, torch.Tensor]], group: Group) -> 
     of_ranks = group.all_gather(own if group.rank in (0, other) else None)
     pairs = enumerate(zip(of_ranks[0], of_ranks[other], strict=True))
     number = next(number for number, (first, second) in pairs if first != second)
-    msg = (
+    raise CollectiveError(
         f"all ranks must begin with the same values, but {values[number][0]} of rank {other} differs from that of rank "
         "0: load the same state on all ranks before wrapping the model, or leave broadcast=False out, so that dense "
         "values of rank 0 are copied"
     )
-    raise CollectiveError(msg)

@@ -12,8 +12,6 @@ import torch
 from trackbed.errors import GradientError
 from trackbed.grads.collectives.protocol import MAX_NUMBERS, USED, Label
 
-__all__ = ["AutomaticReduction", "Exchanger", "PassState", "adopt", "check_not_fused", "lacked_by_all"]
-
 Parameter = torch.nn.Parameter
 Exchanger = Callable[[npt.NDArray[np.int64], Label], npt.NDArray[np.int64]]
 
@@ -59,7 +57,7 @@ class PassState:
         if not self.is_queued:
             if self.has_failed:
                 self.forget()
-            torch.autograd.Variable._execution_engine.queue_callback(_End(self))  # noqa: SLF001  there is no public name
+            torch.autograd.Variable._execution_engine.queue_callback(_End(self))
             self.is_queued = True
 
 
@@ -108,11 +106,10 @@ def check_not_fused(param: Parameter) -> None:
         GradientError: one has.
     """
     if param.grad_added_to_main_grad:  # type: ignore[attr-defined]
-        msg = (
+        raise GradientError(
             "gradients must arrive in grad, but a kernel has added one to main_grad (grad_added_to_main_grad): call "
             "zero_grad_buffer() before each step's first backward pass, or use trackbed.DataParallelOptimizer"
         )
-        raise GradientError(msg)
 
 
 class AutomaticReduction:
@@ -269,7 +266,7 @@ class AutomaticReduction:
 
 
 def _queue_hook(state: PassState) -> Callable[[torch.Tensor], None]:
-    def queue(gradient: torch.Tensor) -> None:  # noqa: ARG001  torch's signature
+    def queue(gradient: torch.Tensor) -> None:
         if state.is_on and state.reduces:
             state.queue()
 

@@ -21,8 +21,6 @@ from trackbed.grads.failure_aware_wait import Waiter
 from trackbed.grads.gradient_check import NormHistory, check_finite, is_judged_large, norm_of
 from trackbed.grads.timeline import BucketObserver
 
-__all__ = ["_ParamAndGradBucketGroup"]
-
 logger = logging.getLogger(__name__)
 
 Parameter = torch.nn.Parameter
@@ -63,11 +61,10 @@ class _ParamAndGradBucketGroup:
             self.inter_distributed_optimizer_instance_group: Any = None
             self.communication_stream: Any = None
             if ddp_config.reduce_scatter_with_fp32_accumulation:
-                msg = (
+                raise GradientError(
                     "reduce_scatter_with_fp32_accumulation needs num_distributed_optimizer_instances = 1, but that is "
                     f"{ddp_config.num_distributed_optimizer_instances}"
                 )
-                raise GradientError(msg)
         self.param_to_bucket = {param: bucket for bucket in self.buckets for param in bucket.params_list}
         self.params = set(self.param_to_bucket)
         self.next_param_gather_bucket_group: _ParamAndGradBucketGroup | None = None
@@ -195,8 +192,8 @@ class _ParamAndGradBucketGroup:
 
     def check_grads(
         self,
-        check_for_nan_or_inf: bool,  # noqa: FBT001  Megatron Core's signature
-        check_for_large: bool,  # noqa: FBT001
+        check_for_nan_or_inf: bool,
+        check_for_large: bool,
     ) -> None:
         """Checks the norm of the gradients of each bucket; under Megatron Core's paths, with its rerun state machine.
 
@@ -219,7 +216,7 @@ class _ParamAndGradBucketGroup:
     def register_grad_ready(
         self,
         param: Parameter,
-        force_all_reduce: bool | None = False,  # noqa: FBT001, FBT002  Megatron Core's signature
+        force_all_reduce: bool | None = False,
     ) -> None:
         """Counts a gradient that has arrived, unless more backward passes follow, and reduces a group that is ready.
 
@@ -228,18 +225,20 @@ class _ParamAndGradBucketGroup:
                 reduced.
         """
         if not self.ddp_config.overlap_grad_reduce:
-            msg = "register_grad_ready() must be called with overlap_grad_reduce=True only, but that is False"
-            raise GradientError(msg)
+            raise GradientError(
+                "register_grad_ready() must be called with overlap_grad_reduce=True only, but that is False"
+            )
         if self.is_last_microbatch:
             slot = self._slots.get(param)
             if slot is None:
-                msg = f"bucket {self.buckets[0].bucket_id}: the parameter must be in the bucket group, but is not"
-                raise GradientError(msg)
+                raise GradientError(
+                    f"bucket {self.buckets[0].bucket_id}: the parameter must be in the bucket group, but is not"
+                )
             if self.is_issued:
                 raise GradientError(self.describe_late(slot))
             self.count(slot, bool(force_all_reduce))
 
-    def count(self, slot: int, force_all_reduce: bool) -> None:  # noqa: FBT001  called for every gradient
+    def count(self, slot: int, force_all_reduce: bool) -> None:
         """Counts a gradient of the parameter in `slot`, and calls `issue` if it was the last one expected."""
         counts = self._counts
         counts[slot] += 1
@@ -261,7 +260,7 @@ class _ParamAndGradBucketGroup:
             "activation checkpointing on"
         )
 
-    def start_grad_sync(self, force_all_reduce: bool | None = False) -> None:  # noqa: FBT001, FBT002
+    def start_grad_sync(self, force_all_reduce: bool | None = False) -> None:
         """Begins to reduce the gradients, and waits for the end unless `overlap_grad_reduce` is on.
 
         Args:
@@ -276,11 +275,10 @@ class _ParamAndGradBucketGroup:
         if self.grad_reduce_handle is not None:
             if self.is_first_batch:
                 return
-            msg = (
+            raise GradientError(
                 f"bucket {self.buckets[0].bucket_id}: finish_grad_sync() must be called before another "
                 "start_grad_sync(), but a reduction is running"
             )
-            raise GradientError(msg)
         config = self.ddp_config
         if self.counts_written and not all(self.has_arrived):
             self._count_written()
@@ -297,7 +295,7 @@ class _ParamAndGradBucketGroup:
         else:
             self.waiter.wait(work, self._describe("reduction of gradients"))
 
-    def finish_grad_sync(self, force_all_reduce: bool | None = False) -> None:  # noqa: FBT001, FBT002
+    def finish_grad_sync(self, force_all_reduce: bool | None = False) -> None:
         """Waits until the gradients are reduced, which begins here if it has not yet.
 
         Raises:
@@ -311,18 +309,16 @@ class _ParamAndGradBucketGroup:
         if self.grad_reduce_handle is None and (self.is_first_batch or all(self._counts)) and not self._is_reduced():
             self.start_grad_sync(force_all_reduce)
         if self._is_reduced():
-            msg = (
+            raise GradientError(
                 f"bucket {self.buckets[0].bucket_id}: zero_grad_buffer() must be called before another "
                 "finish_grad_sync(), but was not"
             )
-            raise GradientError(msg)
         if self.grad_reduce_handle is None and not self._has_instances:
             arrived = sum(map(bool, self._counts))
-            msg = (
+            raise GradientError(
                 f"bucket {self.buckets[0].bucket_id}: the gradients of all parameters must have arrived before "
                 f"finish_grad_sync(), but only those of {arrived} of {len(self._params)} have"
             )
-            raise GradientError(msg)
         self.wait_for_grads()
 
     def wait_for_grads(self) -> None:
@@ -352,9 +348,9 @@ class _ParamAndGradBucketGroup:
         ]
 
     def _count_changes(self) -> list[int]:
-        return [bucket.grad_data._version for bucket in self.buckets]  # noqa: SLF001  torch has no public name for it
+        return [bucket.grad_data._version for bucket in self.buckets]
 
-    def start_param_sync(self, force_sync: bool = False) -> None:  # noqa: FBT001, FBT002  Megatron Core's signature
+    def start_param_sync(self, force_sync: bool = False) -> None:
         """Begins to gather the parameters, and waits for the end unless `overlap_param_gather` is on.
 
         Args:
@@ -367,11 +363,10 @@ class _ParamAndGradBucketGroup:
         self._check_sharded("start_param_sync")
         if self.param_gather_handle is not None:
             if not force_sync:
-                msg = (
+                raise GradientError(
                     f"bucket {self.buckets[0].bucket_id}: finish_param_sync() must be called before another "
                     "start_param_sync(), but a gather is running"
                 )
-                raise GradientError(msg)
             self.wait_for_params()
             return
         buffers = [bucket.param_data for bucket in self.buckets if bucket.param_data is not None]
@@ -382,9 +377,9 @@ class _ParamAndGradBucketGroup:
         if force_sync or not self.ddp_config.overlap_param_gather:
             self.wait_for_params()
         elif self.is_gathered_by_step and self._num_ranks > 1:
-            self._param_versions = [param._version for param in self._params]  # noqa: SLF001  as for gradients
+            self._param_versions = [param._version for param in self._params]
 
-    def finish_param_sync(self, skip_next_bucket_dispatch: bool = False) -> None:  # noqa: FBT001, FBT002
+    def finish_param_sync(self, skip_next_bucket_dispatch: bool = False) -> None:
         """Waits until the parameters are gathered, which begins here if it has not yet, and begins the next gather.
 
         Args:
@@ -396,8 +391,9 @@ class _ParamAndGradBucketGroup:
         """
         self._check_sharded("finish_param_sync")
         if not self.ddp_config.overlap_param_gather:
-            msg = "finish_param_sync() must be called with overlap_param_gather=True only, but that is False"
-            raise GradientError(msg)
+            raise GradientError(
+                "finish_param_sync() must be called with overlap_param_gather=True only, but that is False"
+            )
         if not self.param_gather_dispatched:
             self.start_param_sync()
         if self.param_gather_handle is None:
@@ -429,13 +425,12 @@ class _ParamAndGradBucketGroup:
         self.param_gather_handle = None
         before, self._param_versions = self._param_versions, None
         for slot, version in enumerate(before or ()):
-            if self._params[slot]._version != version:  # noqa: SLF001  as for gradients
-                msg = (
+            if self._params[slot]._version != version:
+                raise GradientError(
                     f"rank {self.collectives.rank()}: parameters must stay as they are while they are gathered, but "
                     f"{self._name(slot)} was written through an old reference, and what was written may be lost: call "
                     "wait_for_params() of the wrapper first, or take the parameter from its module"
                 )
-                raise GradientError(msg)
 
     def _note_old_params(self) -> None:
         """Has the next forward pass gather the parameters, unless the optimizer's step does."""
@@ -447,11 +442,10 @@ class _ParamAndGradBucketGroup:
     def _connected(self) -> Collectives:
         """Collectives of all ranks of the group."""
         if self.collectives.size() != self._num_ranks:
-            msg = (
+            raise GradientError(
                 f"bucket {self.buckets[0].bucket_id}: its group of {self._num_ranks} ranks must be a process group of "
                 "torch, or be connected by DistributedDataParallel, but is neither"
             )
-            raise GradientError(msg)
         return self.collectives
 
     def _reduce(self, *, force_all_reduce: bool) -> Work:
@@ -515,8 +509,9 @@ class _ParamAndGradBucketGroup:
 
     def _check_sharded(self, method: str) -> None:
         if not self._is_sharded:
-            msg = f"{method}() must be called with use_distributed_optimizer=True only, but that is False"
-            raise GradientError(msg)
+            raise GradientError(
+                f"{method}() must be called with use_distributed_optimizer=True only, but that is False"
+            )
 
     def _name(self, slot: int) -> str:
         param = self._params[slot]

@@ -14,18 +14,6 @@ from trackbed.errors import GradientError
 from trackbed.grads.config import Options
 from trackbed.grads.layout import Layout, ParameterSpec, plan_layout
 
-__all__ = [
-    "BufferMemory",
-    "BufferType",
-    "_ParamAndGradBucket",
-    "_ParamAndGradBuffer",
-    "arranged_like",
-    "dims_in_memory",
-    "fills_memory",
-    "shard_buffer",
-    "turned_like",
-]
-
 _CPU: Final = torch.device("cpu")
 
 
@@ -100,8 +88,9 @@ def shard_buffer(buffer: torch.Tensor, data_parallel_world_size: int) -> list[to
     """
     count, rest = divmod(buffer.numel(), data_parallel_world_size)
     if rest:
-        msg = f"buffer must have a multiple of {data_parallel_world_size} elements, but has {buffer.numel()}"
-        raise GradientError(msg)
+        raise GradientError(
+            f"buffer must have a multiple of {data_parallel_world_size} elements, but has {buffer.numel()}"
+        )
     return [buffer[rank * count : (rank + 1) * count] for rank in range(data_parallel_world_size)]
 
 
@@ -136,8 +125,7 @@ class _ParamAndGradBucket:
         self.params_list = list(params)
         self.params = set(params)
         if len(self.params) != len(self.params_list):
-            msg = f"bucket {bucket_id}: each parameter must be there once, but one is there twice"
-            raise GradientError(msg)
+            raise GradientError(f"bucket {bucket_id}: each parameter must be there once, but one is there twice")
         self.param_data = param_data
         self.grad_data = grad_data
         self.offset = offset
@@ -186,7 +174,7 @@ class _ParamAndGradBuffer:
         param_to_name: Mapping[Parameter, str],
         gradient_scaling_factor: float,
         param_indices: Sequence[int],
-        nccl_ub: bool,  # noqa: FBT001  Megatron Core's signature
+        nccl_ub: bool,
         pg_collection: Any = None,
     ) -> None:
         self.tp_group = None if pg_collection is None else pg_collection.tp
@@ -202,11 +190,11 @@ class _ParamAndGradBuffer:
         self.gradient_scaling_factor = gradient_scaling_factor
         self.nccl_ub = nccl_ub
         if nccl_ub:
-            msg = "nccl_ub: must be False, as buffers are not registered with NCCL, but is True: leave it out"
-            raise GradientError(msg)
+            raise GradientError(
+                "nccl_ub: must be False, as buffers are not registered with NCCL, but is True: leave it out"
+            )
         if len(set(params)) != len(params):
-            msg = "params: each parameter must be there once, but one is there twice"
-            raise GradientError(msg)
+            raise GradientError("params: each parameter must be there once, but one is there twice")
         self.layout = _layout_of(
             params, param_to_name, ddp_config, num_ranks=self.data_parallel_world_size, bucket_size=bucket_size
         )
@@ -264,8 +252,8 @@ class _ParamAndGradBuffer:
 
     def offload_to_cpu(
         self,
-        move_params: bool = True,  # noqa: FBT001, FBT002  Megatron Core's signature
-        move_grads: bool = True,  # noqa: FBT001, FBT002
+        move_params: bool = True,
+        move_grads: bool = True,
     ) -> None:
         """Frees the memory of the device: parameters are kept on the CPU, gradients are lost.
 
@@ -283,8 +271,8 @@ class _ParamAndGradBuffer:
 
     def reload_from_cpu(
         self,
-        move_params: bool = True,  # noqa: FBT001, FBT002  Megatron Core's signature
-        move_grads: bool = True,  # noqa: FBT001, FBT002
+        move_params: bool = True,
+        move_grads: bool = True,
     ) -> None:
         """Undoes `offload_to_cpu`. Gradients are zero then."""
         memory = self._param_memory
@@ -301,14 +289,12 @@ class _ParamAndGradBuffer:
             GradientError: there is no such kind of buffer, or it has no such elements.
         """
         if not isinstance(buffer_type, BufferType):
-            msg = f"buffer_type: must be BufferType.PARAM or BufferType.GRAD, found {buffer_type!r}"
-            raise GradientError(msg)
+            raise GradientError(f"buffer_type: must be BufferType.PARAM or BufferType.GRAD, found {buffer_type!r}")
         data = self.param_data if buffer_type is BufferType.PARAM else self.grad_data
         stop = start_index + shape.numel()
         if data is None or stop > self.numel:
             numel = 0 if data is None else self.numel
-            msg = f"buffer must have the elements [{start_index}, {stop}), but ends at {numel}"
-            raise GradientError(msg)
+            raise GradientError(f"buffer must have the elements [{start_index}, {stop}), but ends at {numel}")
         return data[start_index:stop].view(shape)
 
     def _cut_buckets(self) -> list[_ParamAndGradBucket]:

@@ -5,8 +5,6 @@ from typing import Final, Literal, Protocol, TypeVar
 
 from trackbed.errors import ArgumentError
 
-__all__ = ["DistributedDataParallelConfig", "Options", "check_collectives", "check_options", "with_bucket_size"]
-
 _COLLECTIVES: Final = ("auto", "torch", "shared_memory")
 _SMALLEST_BUCKET: Final = 40_000_000
 _PER_RANK: Final = 1_000_000
@@ -113,8 +111,7 @@ def check_collectives(config: Options) -> None:
         ArgumentError: they are not.
     """
     if config.collectives not in _COLLECTIVES:
-        msg = f"collectives must be one of {', '.join(_COLLECTIVES)}, but is {config.collectives!r}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"collectives must be one of {', '.join(_COLLECTIVES)}, but is {config.collectives!r}")
 
 
 def check_options(config: Options) -> None:
@@ -125,11 +122,9 @@ def check_options(config: Options) -> None:
     """
     size: object = config.bucket_size
     if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
-        msg = f"bucket_size must be a whole number of elements, at least 1, or None, but is {size!r}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"bucket_size must be a whole number of elements, at least 1, or None, but is {size!r}")
     if config.overlap_param_gather and not config.use_distributed_optimizer:
-        msg = "overlap_param_gather needs use_distributed_optimizer=True, but that is False"
-        raise ArgumentError(msg)
+        raise ArgumentError("overlap_param_gather needs use_distributed_optimizer=True, but that is False")
 
 
 def with_bucket_size(config: AnyOptions, num_ranks: int) -> AnyOptions:

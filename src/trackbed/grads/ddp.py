@@ -16,8 +16,6 @@ from trackbed.grads.config import DistributedDataParallelConfig
 from trackbed.grads.engine import GradientEngine
 from trackbed.grads.timeline import BucketObserver
 
-__all__ = ["DistributedDataParallel", "add_metadata_of_module", "restore_names"]
-
 P = ParamSpec("P")
 
 _MOST_POSITIONAL: Final = 2
@@ -39,12 +37,11 @@ def _refuses_megatrons_form(
         )
         has_module_later = bool(arguments) and "module" in options
         if len(arguments) > _MOST_POSITIONAL or has_both_configs or has_module_later or "pg_collection" in options:
-            msg = (
+            raise ArgumentError(
                 "DistributedDataParallel: takes a module and its config, and arguments of its own by name, found "
                 "Megatron Core's (config, ddp_config, module): use trackbed.megatron.DistributedDataParallel, which "
                 "takes them"
             )
-            raise ArgumentError(msg)
         init(self, *arguments, **options)
 
     return call
@@ -244,17 +241,15 @@ class DistributedDataParallel(torch.nn.Module):
         Raises:
             ArgumentError: always.
         """
-        msg = (
+        raise ArgumentError(
             "DistributedDataParallel must not be copied or pickled, because other ranks take part in it: copy or save "
             "its module, or the state_dict() of that"
         )
-        raise ArgumentError(msg)
 
 
 def _check_not_assigned(*, is_assigned: bool) -> None:
     if is_assigned:
-        msg = "assign must be False, because parameters have to stay in the buffers, but is True"
-        raise ArgumentError(msg)
+        raise ArgumentError("assign must be False, because parameters have to stay in the buffers, but is True")
 
 
 def restore_names(state: dict[str, Any], prefix: str, names: Collection[str]) -> None:

@@ -30,8 +30,6 @@ from trackbed.grads.timeline import BucketObserver
 from trackbed.grads.wrapped_model import WrappedModel
 from trackbed.plural import number_of
 
-__all__ = ["GradientEngine"]
-
 Parameter = torch.nn.Parameter
 
 
@@ -154,11 +152,10 @@ class GradientEngine(WrappedModel):
             self.automatic.reduce_rest()
             return
         if self._is_finished:
-            msg = (
+            raise GradientError(
                 f"rank {self.rank}: zero_grad_buffer(), or the optimizer's zero_grad(), must be called before another "
                 "finish_grad_sync(), but was not"
             )
-            raise GradientError(msg)
         if self.config.overlap_grad_reduce:
             self.order.check_untouched()
             if not self.allow_unused:
@@ -186,8 +183,7 @@ class GradientEngine(WrappedModel):
             CollectiveError: another rank failed, or is at another operation.
         """
         if len(numbers) > MAX_NUMBERS:
-            msg = f"numbers must be at most {MAX_NUMBERS}, but are {len(numbers)}"
-            raise ArgumentError(msg)
+            raise ArgumentError(f"numbers must be at most {MAX_NUMBERS}, but are {len(numbers)}")
         exchange = (collectives or self.dense_collectives).exchange(numbers, label=label)
         self.waiter.wait(exchange.work, EXCHANGES.get(label, "exchange of numbers"))
         return exchange.read(self.waiter.read)
@@ -252,8 +248,7 @@ class GradientEngine(WrappedModel):
         """
         self.check_attached(optimizer)
         if self.state.is_used:
-            msg = f"rank {self.rank}: zero_grad() must be called before another step(), but was not"
-            raise GradientError(msg)
+            raise GradientError(f"rank {self.rank}: zero_grad() must be called before another step(), but was not")
         self.check_unchanged()
         check_taken_over(self.buffers(), self.rank)
         if not self._is_finished:
@@ -267,11 +262,10 @@ class GradientEngine(WrappedModel):
             GradientError: it is not.
         """
         if self._attached() is not optimizer:
-            msg = (
+            raise GradientError(
                 f"rank {self.rank}: the optimizer must be the last one of the model, but is another: give several of "
                 "torch as a list, DataParallelOptimizer([one, other], model)"
             )
-            raise GradientError(msg)
 
     def check_unchanged(self) -> None:
         """Checks that this engine has the model, and that the parameters are those that were wrapped.
@@ -470,12 +464,11 @@ class GradientEngine(WrappedModel):
     def _check_missing(self, missing: list[str], bucket_id: int) -> None:
         if missing:
             more = f" and {number_of(len(missing) - 1, 'other')} have" if len(missing) > 1 else " has"
-            msg = (
+            raise GradientError(
                 f"rank {self.rank}: all parameters must have a gradient before finish_grad_sync(), but {missing[0]} "
                 f"in bucket {bucket_id}{more} none from a backward pass outside no_sync(): pass allow_unused=True to "
                 "DistributedDataParallel to train without it"
             )
-            raise GradientError(msg)
 
     def _set_last_microbatch(self, *, is_last: bool) -> None:
         self.state.reduces = is_last

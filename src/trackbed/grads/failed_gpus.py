@@ -16,8 +16,6 @@ from trackbed.comm.store import StoreUnreachable
 from trackbed.errors import CollectiveError
 from trackbed.grads.collectives import TorchCollectives
 
-__all__ = ["end_stuck", "freed_from_failures"]
-
 logger = logging.getLogger(__name__)
 
 _POLL_SECONDS: Final = 0.05

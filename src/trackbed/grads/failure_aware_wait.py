@@ -14,8 +14,6 @@ from trackbed.grads.collectives import BackendError, Work
 from trackbed.grads.timeline import BucketObserver
 from trackbed.plural import number_of
 
-__all__ = ["QueuedCopy", "Waiter"]
-
 _SLICE_SECONDS: Final = 0.05
 _LONGEST_SLICE_SECONDS: Final = 1.0
 _LAST_WORDS_SECONDS: Final = 0.75
@@ -169,8 +167,7 @@ class Waiter:
             ended = self._ended()
             seconds_ended += 0.0 if ended is None else passed
             if ended is not None and seconds_ended >= _LAST_WORDS_SECONDS:
-                msg = f"{what}: {ended}"
-                raise CollectiveError(msg) from lost
+                raise CollectiveError(f"{what}: {ended}") from lost
             if before is None and elapsed >= _OBSERVATION * timeout:
                 before = self._observe()
         late = work.late_ranks() if lost is None else []
@@ -190,8 +187,7 @@ class Waiter:
         for _ in range(6):
             ended = self._ended()
             if ended is not None:
-                msg = f"{what}: {ended}"
-                raise CollectiveError(msg) from error
+                raise CollectiveError(f"{what}: {ended}") from error
             time.sleep(_SLICE_SECONDS)
 
     def _give_sign(self) -> None:

@@ -8,16 +8,6 @@ import torch
 from trackbed.errors import GradientError
 from trackbed.grads.buffer import _ParamAndGradBucket
 
-__all__ = [
-    "Judge",
-    "NonFiniteGradientError",
-    "NormHistory",
-    "check_finite",
-    "choose_judge",
-    "is_judged_large",
-    "norm_of",
-]
-
 _MIN_NORMS = 100
 _LARGE = 10.0
 

@@ -13,18 +13,6 @@ from trackbed.errors import GradientError
 from trackbed.grads.automatic_reduction import PassState, adopt, check_not_fused
 from trackbed.grads.bucket_group import _ParamAndGradBucketGroup
 
-__all__ = [
-    "GatheredParameters",
-    "Hook",
-    "Wrapper",
-    "backward_hook",
-    "forward_hook",
-    "hooks_around_states",
-    "modules_to_hook",
-    "register_backward_hook",
-    "watch_steps",
-]
-
 Parameter = torch.nn.Parameter
 
 _MAX_DEPTH: Final = 5
@@ -52,7 +40,7 @@ def backward_hook(param: Parameter, group: _ParamAndGradBucketGroup, state: Pass
         if group is not None:
             group.count(slot, state.forces_all_reduce)
 
-    def hook(param: Parameter | None = None, *unused: object) -> None:  # noqa: ARG001
+    def hook(param: Parameter | None = None, *unused: object) -> None:
         if param is None:  # called by a module
             param = param_of()
             if param is None or group_of() is None:
@@ -130,7 +118,7 @@ def forward_hook(
         is_compiled: True if torch compiles the module with its hooks: waiting must not be traced.
     """
 
-    def hook(*unused: object) -> None:  # noqa: ARG001  torch passes the module and its inputs
+    def hook(*unused: object) -> None:
         for group in groups:
             if group.param_gather_handle is not None or not group.param_gather_dispatched:
                 finish(group)
@@ -185,12 +173,12 @@ def hooks_around_states(model: torch.nn.Module, wrapper: Waiting) -> list[Any]:
     """
     wrapper_of = weakref.ref(wrapper)
 
-    def wait(*unused: object) -> None:  # noqa: ARG001  torch passes the module and more
+    def wait(*unused: object) -> None:
         wrapper = wrapper_of()
         if wrapper is not None:
             wrapper.wait_for_params()
 
-    def note(*unused: object) -> None:  # noqa: ARG001  torch passes the module and more
+    def note(*unused: object) -> None:
         wrapper = wrapper_of()
         if wrapper is not None:
             wrapper.note_change()
@@ -328,7 +316,7 @@ def watch_steps(wrapper: Wrapper, params: Iterable[tuple[torch.Tensor, torch.nn.
 _registered: Final[list[Any]] = []
 
 
-def _check_step(optimizer: torch.optim.Optimizer, arguments: Any, options: Any) -> None:  # noqa: ARG001  torch's signature
+def _check_step(optimizer: torch.optim.Optimizer, arguments: Any, options: Any) -> None:
     """Called before each step of each optimizer of torch.
 
     Raises:
@@ -340,8 +328,7 @@ def _check_step(optimizer: torch.optim.Optimizer, arguments: Any, options: Any) 
                 wrapper, param = _referents(_WRAPPERS[tensor])
                 text = None if wrapper is None or param is None else wrapper.unseen_gradient(param)
                 if text is not None:
-                    msg = f"{type(optimizer).__name__}.step(): {text}"
-                    raise GradientError(msg)
+                    raise GradientError(f"{type(optimizer).__name__}.step(): {text}")
 
 
 def _referents(references: tuple[Callable[[], Any], Callable[[], Any]]) -> tuple[Any, Any]:

@@ -9,8 +9,6 @@ from trackbed.grads.bucket_group import _ParamAndGradBucketGroup
 from trackbed.grads.collectives import Collectives, Exchange, Label
 from trackbed.grads.failure_aware_wait import Waiter
 
-__all__ = ["IssueOrder", "StepCheck"]
-
 
 class StepCheck:
     """Exchange of the step, beside gradients whose collectives cannot carry it, and at the end.
@@ -120,8 +118,7 @@ class IssueOrder:
                 of another step.
         """
         if self._refusal is not None:
-            msg = f"rank {self._rank}: {self._refusal}"
-            raise GradientError(msg)
+            raise GradientError(f"rank {self._rank}: {self._refusal}")
 
     def check_untouched(self) -> None:
         """Checks that no gradient was changed after its group was issued.

@@ -20,8 +20,6 @@ import numpy.typing as npt
 
 from trackbed.errors import ArgumentError
 
-__all__ = ["Layout", "ParameterPieces", "ParameterSpec", "plan_layout"]
-
 Positions = npt.NDArray[np.int64]
 
 _START_MULTIPLE: Final = 64
@@ -96,8 +94,7 @@ class Layout:
             ArgumentError: there is no such rank.
         """
         if not 0 <= rank < self.data_parallel_size:
-            msg = f"rank must be in [0, {self.data_parallel_size}), but is {rank}"
-            raise ArgumentError(msg)
+            raise ArgumentError(f"rank must be in [0, {self.data_parallel_size}), but is {rank}")
         last = len(self.parameters) - 1
         starts, stops = self.starts[::-1], self.stops[::-1]  # both in ascending order
         if not self.sharded:
@@ -174,8 +171,9 @@ def plan_layout(
     if not is_empty:
         close(stop)
     if bucket_stops and bucket_stops[-1] > _HIGHEST:
-        msg = f"parameters must have at most {_HIGHEST} elements with their padding, found {bucket_stops[-1]}"
-        raise ArgumentError(msg)
+        raise ArgumentError(
+            f"parameters must have at most {_HIGHEST} elements with their padding, found {bucket_stops[-1]}"
+        )
     first = np.array(starts, dtype=np.int64)
     return Layout(
         parameters=tuple(parameters),
@@ -193,15 +191,12 @@ def plan_layout(
 def _check(parameters: Sequence[ParameterSpec], data_parallel_size: int, bucket_size: int | None) -> None:
     """Raises ArgumentError for numbers out of range."""
     if data_parallel_size < 1:
-        msg = f"data_parallel_size must be at least 1, but is {data_parallel_size}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"data_parallel_size must be at least 1, but is {data_parallel_size}")
     if bucket_size is not None and bucket_size < 0:
-        msg = f"bucket_size must be at least 0, or None, but is {bucket_size}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"bucket_size must be at least 0, or None, but is {bucket_size}")
     for spec in parameters:
         if spec.numel < 0:
-            msg = f"{spec.name}: the number of elements must be at least 0, but is {spec.numel}"
-            raise ArgumentError(msg)
+            raise ArgumentError(f"{spec.name}: the number of elements must be at least 0, but is {spec.numel}")
 
 
 def _round_up(number: int, multiple: int) -> int:

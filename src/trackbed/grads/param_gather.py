@@ -10,8 +10,6 @@ from trackbed.errors import GradientError
 from trackbed.grads.bucket_group import _ParamAndGradBucketGroup
 from trackbed.grads.hooks import GatheredParameters, Hook, forward_hook, modules_to_hook
 
-__all__ = ["HookedModule", "ParameterGather", "remove_hooks"]
-
 Parameter = torch.nn.Parameter
 
 
@@ -28,9 +26,9 @@ def remove_hooks(hooked: list[HookedModule]) -> None:
     for one in hooked:
         one.handle.remove()
         module = one.module()
-        params = None if module is None else module._parameters  # noqa: SLF001  no other way
+        params = None if module is None else module._parameters
         if module is not None and isinstance(params, GatheredParameters) and not params.is_waiting():
-            module._parameters = dict(params)  # noqa: SLF001  as it was
+            module._parameters = dict(params)
     hooked.clear()
 
 
@@ -102,7 +100,7 @@ class ParameterGather:
             hook = Hook(decorate(forward_hook(groups, self._finish, is_compiled=is_compiled)))
             self.hooked.append(HookedModule(weakref.ref(module), module.register_forward_pre_hook(hook)))
             if not is_compiled:
-                module._parameters = GatheredParameters(module._parameters, groups)  # noqa: SLF001  no other way
+                module._parameters = GatheredParameters(module._parameters, groups)
 
     def disable_hooks(self) -> None:
         """Undoes `enable_hooks`.
@@ -125,9 +123,7 @@ class ParameterGather:
 
     def _check(self, method: str, *, is_enabled: bool) -> None:
         if not self._is_overlapped:
-            msg = f"{method}() must be called with overlap_param_gather=True only, but that is False"
-            raise GradientError(msg)
+            raise GradientError(f"{method}() must be called with overlap_param_gather=True only, but that is False")
         if bool(self.hooked) != is_enabled:
             other = "enable_forward_pre_hook" if is_enabled else "disable_forward_pre_hook"
-            msg = f"{other}() must be called before another {method}(), but was not"
-            raise GradientError(msg)
+            raise GradientError(f"{other}() must be called before another {method}(), but was not")

@@ -17,24 +17,6 @@ from trackbed.grads.buffer import _ParamAndGradBucket, _ParamAndGradBuffer, quan
 from trackbed.grads.collectives import Collectives, SoloCollectives
 from trackbed.grads.config import Options
 
-__all__ = [
-    "BufferMembers",
-    "Owner",
-    "ParameterSet",
-    "ScalingFactors",
-    "averaging_factors",
-    "check_supported",
-    "check_taken_over",
-    "check_unchanged",
-    "check_unclaimed",
-    "claim",
-    "drop_gradients",
-    "group_parameters",
-    "is_expert",
-    "name_in_module",
-    "partition_buckets",
-]
-
 Parameter = torch.nn.Parameter
 
 
@@ -82,24 +64,26 @@ def check_supported(named: Iterable[tuple[str, Parameter]]) -> None:
     device = None
     for name, param in named:
         if torch.nn.parameter.is_lazy(param):
-            msg = f"{name} must have a shape, but is lazy: run the model once before wrapping it"
-            raise ArgumentError(msg)
+            raise ArgumentError(f"{name} must have a shape, but is lazy: run the model once before wrapping it")
         if param.device.type == "meta":
-            msg = f"{name} must have data, but lies on the device meta: call to_empty() before wrapping the model"
-            raise ArgumentError(msg)
+            raise ArgumentError(
+                f"{name} must have data, but lies on the device meta: call to_empty() before wrapping the model"
+            )
         if is_traceable_wrapper_subclass(param) and quantized_data(param) is None:
-            msg = f"{name} must be a plain tensor, but is of {type(param.data).__name__}, which has its data elsewhere"
-            raise ArgumentError(msg)
+            raise ArgumentError(
+                f"{name} must be a plain tensor, but is of {type(param.data).__name__}, which has its data elsewhere"
+            )
         if param.is_inference():
-            msg = f"{name} must be a parameter that can be trained, but was made in torch.inference_mode()"
-            raise ArgumentError(msg)
+            raise ArgumentError(
+                f"{name} must be a parameter that can be trained, but was made in torch.inference_mode()"
+            )
         if param.is_complex():
-            msg = f"{name} must be of real numbers, but is of {param.dtype}"
-            raise ArgumentError(msg)
+            raise ArgumentError(f"{name} must be of real numbers, but is of {param.dtype}")
         device = param.device if device is None else device
         if param.device != device:
-            msg = f"{name} must lie on {device}, like the parameters before it, but lies on {param.device}"
-            raise ArgumentError(msg)
+            raise ArgumentError(
+                f"{name} must lie on {device}, like the parameters before it, but lies on {param.device}"
+            )
 
 
 def group_parameters(params: Iterable[Parameter], *, reduce_in_fp32: bool) -> list[BufferMembers]:
@@ -153,16 +137,14 @@ def check_unchanged(
     advice = "wrap the model again after changing it"
     for name, param in model.named_parameters():
         if param.requires_grad and param not in wrapped:
-            msg = (
+            raise GradientError(
                 f"rank {rank}: {name} must stay frozen, or the parameter that it was when the model was wrapped, but "
                 f"is one that requires a gradient and was not there: {advice}"
             )
-            raise GradientError(msg)
     for buffer in buffers:
         moved = buffer.first_moved()
         if moved is not None:
-            msg = f"rank {rank}: the data of {moved} must stay where it was, but was replaced: {advice}"
-            raise GradientError(msg)
+            raise GradientError(f"rank {rank}: the data of {moved} must stay where it was, but was replaced: {advice}")
 
 
 def drop_gradients(params: Iterable[Parameter]) -> None:
@@ -180,12 +162,11 @@ def check_taken_over(buffers: Iterable[_ParamAndGradBuffer], rank: int) -> None:
     for buffer in buffers:
         for param in buffer.params:
             if param.grad is not None:
-                msg = (
+                raise GradientError(
                     f"rank {rank}: gradients must be in main_grad, but {buffer.param_to_name[param]} has one in grad, "
                     "set by the program, or left by a backward pass that failed: call zero_grad() and repeat the step, "
                     "and add gradients of your own to main_grad before the last backward pass"
                 )
-                raise GradientError(msg)
 
 
 def partition_buckets(
@@ -209,8 +190,9 @@ def partition_buckets(
         return []
     by_type = {buffer.param_dtype: buffer for buffer in buffers}
     if len(by_type) != len(buffers):
-        msg = f"buffers must have different types of parameters, but have {[buffer.param_dtype for buffer in buffers]}"
-        raise GradientError(msg)
+        raise GradientError(
+            f"buffers must have different types of parameters, but have {[buffer.param_dtype for buffer in buffers]}"
+        )
     if force_single_bucket_group:
         _check_alike(buffers)
         return [_group([bucket for buffer in buffers for bucket in buffer.buckets], buffers[0])]
@@ -226,11 +208,10 @@ def _check_alike(buffers: Sequence[_ParamAndGradBuffer]) -> None:
     first = buffers[0]
     for buffer in buffers:
         if buffer.ddp_config != first.ddp_config or buffer.data_parallel_group != first.data_parallel_group:
-            msg = (
+            raise GradientError(
                 "buffers of one bucket group must have the same options and process group, but those of "
                 f"{first.param_dtype} and {buffer.param_dtype} differ"
             )
-            raise GradientError(msg)
 
 
 def _group(buckets: list[_ParamAndGradBucket], buffer: _ParamAndGradBuffer) -> _ParamAndGradBucketGroup:
@@ -350,11 +331,10 @@ def check_unclaimed(named: Iterable[tuple[str, Parameter]], members: Iterable[Pa
         gc.collect()  # a wrapper that only waits for the collector is none
         found = _first_in_common(named, set(members))
     if found is not None:
-        msg = (
+        raise ArgumentError(
             f"module: a parameter must have one wrapper, but {found} is in another DistributedDataParallel, with "
             "parameters that this model lacks: wrap one module that has all of them"
         )
-        raise ArgumentError(msg)
 
 
 def claim(params: Iterable[Parameter], owner: Owner) -> None:

@@ -11,8 +11,6 @@ import orjson
 from trackbed.files import new_partial, publish, write_new
 from trackbed.grads.collectives import Label, Work
 
-__all__ = ["BucketEvent", "BucketObserver", "Timeline", "hidden_share"]
-
 
 class BucketObserver(Protocol):
     """Receives the events of the bucket groups of one rank, on the thread that trains."""

@@ -39,8 +39,6 @@ from trackbed.grads.parameter_set import (
     is_expert,
 )
 
-__all__ = ["WrappedModel", "check_separate"]
-
 
 class WrappedModel(Owner):
     """A model whose trained parameters have their gradients in buffers, laid out and begun alike on all ranks.
@@ -103,11 +101,10 @@ class WrappedModel(Owner):
     def _check_config(self, config: Options) -> None:
         if not isinstance(config, DistributedDataParallelConfig):
             kind = type(config)
-            msg = (
+            raise ArgumentError(
                 "config must be a trackbed.DistributedDataParallelConfig, but is of "
                 f"{kind.__module__}.{kind.__qualname__}; Megatron Core's is that of trackbed.megatron"
             )
-            raise ArgumentError(msg)
         check_options(config)
 
     def _with_bucket_size(self, config: Options) -> Options:
@@ -237,11 +234,11 @@ class WrappedModel(Owner):
 
 def _checked_module(module: object) -> torch.nn.Module:
     if not isinstance(module, torch.nn.Module) or _owner_in(module) is not None:
-        msg = f"module must be a torch.nn.Module that is not wrapped, but is of {type(module).__name__}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"module must be a torch.nn.Module that is not wrapped, but is of {type(module).__name__}")
     if isinstance(module, torch.nn.parallel.DistributedDataParallel):
-        msg = "module must not be wrapped already, but is in torch's DistributedDataParallel: give its attribute module"
-        raise ArgumentError(msg)
+        raise ArgumentError(
+            "module must not be wrapped already, but is in torch's DistributedDataParallel: give its attribute module"
+        )
     _check_parts(module)
     return module
 
@@ -259,11 +256,10 @@ def _check_parts(module: torch.nn.Module) -> None:
             continue
         if any(param.requires_grad for param in part.parameters()):
             whose = "torch's" if of_torch else "Trackbed's"
-            msg = (
+            raise ArgumentError(
                 f"module: no part of it may be wrapped already, but {name} is in {whose} DistributedDataParallel: put "
                 f"{name}.module in its place, and wrap the whole alone"
             )
-            raise ArgumentError(msg)
 
 
 def _owner_in(module: torch.nn.Module) -> Owner | None:
@@ -304,11 +300,10 @@ def check_separate(moved: Iterable[tuple[str, torch.Tensor]], others: Iterable[t
     for cluster in _clusters(placed):
         for one, other in combinations(cluster, 2):
             if (one.is_moved or other.is_moved) and _share_an_element(one, other):
-                msg = (
+                raise ArgumentError(
                     f"{other.name} must have memory of its own where the optimizer is sharded or updates copies, but "
                     f"shares some with {one.name}: give the model one parameter under both names to tie them"
                 )
-                raise ArgumentError(msg)
 
 
 def _has_memory(tensor: torch.Tensor) -> bool:

@@ -18,8 +18,6 @@ from trackbed.cancellation import Poll
 from trackbed.errors import ArgumentError
 from trackbed.index.blend import Allocate, in_memory
 
-__all__ = ["BALANCED_VERSION", "balanced_blend", "balanced_dtypes", "largest_remainders"]
-
 BALANCED_VERSION: Final = 1
 
 BlendIndices = tuple[npt.NDArray[np.integer[Any]], npt.NDArray[np.integer[Any]]]
@@ -42,8 +40,9 @@ def largest_remainders(weights: Sequence[float], num_samples: int) -> list[int]:
     [3, 2, 2]
     """
     if not all(0 <= weight < math.inf for weight in weights) or not any(weights) or num_samples < 0:
-        msg = f"weights must be finite, at least 0 and not all 0, and num_samples at least 0, found {weights}"
-        raise ArgumentError(msg)
+        raise ArgumentError(
+            f"weights must be finite, at least 0 and not all 0, and num_samples at least 0, found {weights}"
+        )
     fractions = [float(weight).as_integer_ratio() for weight in weights]
     whole = max(denominator for _, denominator in fractions)  # powers of 2: all divide the largest
     shares = [numerator * (whole // denominator) for numerator, denominator in fractions]

@@ -13,8 +13,6 @@ from trackbed import kernels
 from trackbed.cancellation import Poll
 from trackbed.errors import ArgumentError
 
-__all__ = ["Allocate", "dataset_index_dtype", "exhaustive_blend", "greedy_blend", "in_memory"]
-
 Allocate = Callable[[str, tuple[int, ...], npt.DTypeLike], npt.NDArray[Any]]
 BlendIndices = tuple[npt.NDArray[np.integer[Any]], npt.NDArray[np.int64]]
 
@@ -58,8 +56,7 @@ def greedy_blend(
     ([0, 1, 2, 0], [0, 0, 0, 1])
     """
     if num_samples < 0 or num_threads < 1:
-        msg = f"num_samples must be at least 0 and num_threads 1, found {num_samples} and {num_threads}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"num_samples must be at least 0 and num_threads 1, found {num_samples} and {num_threads}")
     shares = np.asarray(weights, dtype=np.float64)
     datasets = allocate("dataset_index", (num_samples,), dataset_index_dtype(len(shares)))
     samples = allocate("dataset_sample_index", (num_samples,), np.int64)

@@ -13,8 +13,6 @@ from trackbed.index.epochs import EpochPlan
 from trackbed.index.legacy_random import LegacyShuffle
 from trackbed.index.ranges import bounds_of
 
-__all__ = ["document_index", "document_index_dtype", "shuffle_epochs"]
-
 
 def document_index_dtype(documents: npt.NDArray[np.integer[Any]]) -> type[np.int32] | type[np.int64]:
     """int32 as in Megatron Core, or int64 if one of the `[D]` document numbers would overflow it."""

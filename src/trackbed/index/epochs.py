@@ -10,8 +10,6 @@ import numpy as np
 from trackbed.errors import ArgumentError, PlanError
 from trackbed.plural import number_of
 
-__all__ = ["EpochPlan", "plan_epochs", "samples_in", "stretches_per_epoch"]
-
 _SEPARATE_BELOW = 0.80  # fraction of an epoch's samples that is needed from the last epoch
 
 
@@ -55,14 +53,12 @@ def plan_epochs(
     EpochPlan(num_epochs=2, num_samples=19, samples_before_last=9)
     """
     if tokens_per_epoch < 0 or (num_samples or 0) < 0 or sequence_length < 1 or extra_token not in (0, 1):
-        msg = (
+        raise ArgumentError(
             "tokens_per_epoch and num_samples must be at least 0, sequence_length at least 1 and extra_token "
             f"0 or 1, found {tokens_per_epoch}, {num_samples}, {sequence_length} and {extra_token}"
         )
-        raise ArgumentError(msg)
     if tokens_per_epoch == 0 and num_samples:
-        msg = f"a dataset must have tokens to give {number_of(num_samples, 'sample')}, found none"
-        raise PlanError(msg)
+        raise PlanError(f"a dataset must have tokens to give {number_of(num_samples, 'sample')}, found none")
     num_epochs = 1
     if num_samples:
         num_epochs = max(1, -(-(num_samples * sequence_length + extra_token) // tokens_per_epoch))

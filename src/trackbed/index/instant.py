@@ -17,8 +17,6 @@ from trackbed.index.instant_plan import LAST_POSITION, InstantPlan, checked_posi
 from trackbed.index.interleaving import Weight
 from trackbed.index.stages import BlendStage, Exhaustion, WhenExhausted
 
-__all__ = ["InstantOrder"]
-
 
 class InstantOrder:
     """A blend of datasets without an index: computes any position in well below a microsecond, with O(K) memory.
@@ -192,6 +190,5 @@ class InstantOrder:
         position = index(position)
         last = self.plan.num_samples if self.plan.is_limited else LAST_POSITION
         if not 0 <= position <= last:
-            msg = f"position must be in [0, {last}], found {position}"
-            raise ArgumentError(msg)
+            raise ArgumentError(f"position must be in [0, {last}], found {position}")
         return kernels.interleaving_counts(self.plan.stages.trees, position)

@@ -19,8 +19,6 @@ from trackbed.index.stages import BlendStage, StagePlan, WhenExhausted, plan_sta
 from trackbed.kernels import EpochShuffles
 from trackbed.kernels.integers import is_integer
 
-__all__ = ["LAST_POSITION", "InstantPlan", "checked_positions", "plan_instant"]
-
 LAST_POSITION: Final = int(np.iinfo(np.int64).max)
 _PHASES, _EPOCHS = range(2)  # word numbers in the seed's stream; the words seed the streams of phases and epoch keys
 
@@ -55,16 +53,15 @@ def plan_instant(
         PlanError: a dataset runs out and `when_exhausted` is `"raise"`, or all datasets run out.
     """
     if not (is_integer(seed) and 0 <= seed < 2**64):
-        msg = f"seed must be a whole number in [0, 2**64), found {seed!r}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"seed must be a whole number in [0, 2**64), found {seed!r}")
     seed = index(seed)
     length = LAST_POSITION if num_samples is None else index(num_samples)
     if not 0 <= length <= LAST_POSITION:
-        msg = f"num_samples must be in [0, 2**63), found {num_samples}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"num_samples must be in [0, 2**63), found {num_samples}")
     if when_exhausted not in get_args(WhenExhausted):
-        msg = f"when_exhausted must be one of {', '.join(get_args(WhenExhausted))}, found {when_exhausted!r}"
-        raise ArgumentError(msg)
+        raise ArgumentError(
+            f"when_exhausted must be one of {', '.join(get_args(WhenExhausted))}, found {when_exhausted!r}"
+        )
     given = _checked_sizes(sizes)
     _check_stages(stages, given)
     return InstantPlan(
@@ -94,49 +91,50 @@ def checked_positions(positions: Sequence[int] | npt.NDArray[np.integer[Any]], *
     """
     given = np.asarray(positions)
     if given.ndim != 1 or (len(given) and given.dtype.kind not in "iu"):
-        msg = f"positions must be a vector of integers, found dtype {given.dtype} and shape {list(given.shape)}"
-        raise ArgumentError(msg)
+        raise ArgumentError(
+            f"positions must be a vector of integers, found dtype {given.dtype} and shape {list(given.shape)}"
+        )
     if len(given) and not (int(given.min()) >= 0 and int(given.max()) < stop):
-        msg = f"positions must be in [0, {stop}), found [{given.min()}, {given.max()}]"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"positions must be in [0, {stop}), found [{given.min()}, {given.max()}]")
     return np.require(given, dtype=np.int64, requirements=["C", "A"])
 
 
 def _checked_sizes(sizes: Sequence[int] | npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.int64]:
     given = np.asarray(sizes)
     if given.ndim != 1 or len(given) == 0 or given.dtype.kind not in "iu":
-        msg = f"sizes must be a vector of at least one integer, found dtype {given.dtype}, shape {list(given.shape)}"
-        raise ArgumentError(msg)
+        raise ArgumentError(
+            f"sizes must be a vector of at least one integer, found dtype {given.dtype}, shape {list(given.shape)}"
+        )
     if not (int(given.min()) >= 0 and int(given.max()) <= LAST_POSITION):
-        msg = f"sizes must be in [0, 2**63), found [{given.min()}, {given.max()}]"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"sizes must be in [0, 2**63), found [{given.min()}, {given.max()}]")
     return given.astype(np.int64)
 
 
 def _check_stages(stages: Sequence[BlendStage], sizes: npt.NDArray[np.int64]) -> None:
     if len(stages) == 0 or stages[0].first_sample != 0:
-        msg = f"the first stage must begin at sample 0, found {[stage.first_sample for stage in stages][:10]}"
-        raise ArgumentError(msg)
+        raise ArgumentError(
+            f"the first stage must begin at sample 0, found {[stage.first_sample for stage in stages][:10]}"
+        )
     before = 0
     for number, stage in enumerate(stages):
         if stage.first_sample < before:
-            msg = f"stages must be in order, but stage {number} begins at {stage.first_sample} after {before}"
-            raise ArgumentError(msg)
+            raise ArgumentError(
+                f"stages must be in order, but stage {number} begins at {stage.first_sample} after {before}"
+            )
         before = stage.first_sample
         if len(stage.weights) != len(sizes):
-            msg = f"stage {number}: there must be one weight per size, {len(sizes)}, found {len(stage.weights)}"
-            raise ArgumentError(msg)
+            raise ArgumentError(
+                f"stage {number}: there must be one weight per size, {len(sizes)}, found {len(stage.weights)}"
+            )
         for dataset in np.flatnonzero(sizes == 0).tolist():
             if stage.weights[dataset] > 0:
-                msg = f"stage {number}: dataset {dataset} must have samples or weight 0, found neither"
-                raise ArgumentError(msg)
+                raise ArgumentError(f"stage {number}: dataset {dataset} must have samples or weight 0, found neither")
 
 
 def _limits(sizes: npt.NDArray[np.int64], max_epochs: Sequence[Weight | None]) -> npt.NDArray[np.int64]:
     """`[K]` maximum number of draws from each dataset, rounded because 0.7 as a double is a bit less than 7/10."""
     if len(max_epochs) != len(sizes):
-        msg = f"max_epochs must have one entry per size, {len(sizes)}, found {len(max_epochs)}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"max_epochs must have one entry per size, {len(sizes)}, found {len(max_epochs)}")
     limits = np.empty(len(sizes), dtype=np.int64)
     for dataset, (size, epochs) in enumerate(zip(sizes.tolist(), max_epochs, strict=True)):
         if epochs is None:
@@ -144,8 +142,9 @@ def _limits(sizes: npt.NDArray[np.int64], max_epochs: Sequence[Weight | None]) -
             continue
         epochs = epochs.item() if isinstance(epochs, np.generic) else epochs
         if not 0 <= epochs < math.inf:
-            msg = f"max_epochs must be finite numbers of at least 0 or None, dataset {dataset} has {epochs}"
-            raise ArgumentError(msg)
+            raise ArgumentError(
+                f"max_epochs must be finite numbers of at least 0 or None, dataset {dataset} has {epochs}"
+            )
         numerator, denominator = epochs.as_integer_ratio()
         limits[dataset] = min((2 * size * numerator + denominator) // (2 * denominator), LAST_POSITION)
     return limits

@@ -13,8 +13,6 @@ import numpy.typing as npt
 
 from trackbed.kernels.instant import NODE, draw_phases
 
-__all__ = ["Weight", "integer_weights", "interleaving"]
-
 Weight = int | float | Fraction
 """A number of at least 0 that has an exact ratio of integers."""
 

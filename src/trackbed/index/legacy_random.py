@@ -15,8 +15,6 @@ from trackbed.errors import ArgumentError
 from trackbed.index.ranges import count_from
 from trackbed.index.shuffle_cache import CachedShuffle, ShuffleCache
 
-__all__ = ["LegacyShuffle", "clear_shuffle_cache", "legacy_shuffle"]
-
 _CACHE: Final = ShuffleCache()
 _FEWEST_CACHED: Final = 1 << 12
 """Smaller ranges are shuffled faster than they are looked up."""
@@ -95,8 +93,7 @@ def legacy_shuffle(array: npt.NDArray[np.integer[Any]], *, seed: int, num_thread
     [4, 0, 1, 2, 3]
     """
     if num_threads < 1:
-        msg = f"num_threads must be at least 1, found {num_threads}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"num_threads must be at least 1, found {num_threads}")
     LegacyShuffle(seed)(array)
 
 

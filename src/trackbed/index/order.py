@@ -9,8 +9,6 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Order"]
-
 
 @runtime_checkable
 class Order(Protocol):

@@ -12,8 +12,6 @@ import numpy.typing as npt
 from trackbed import kernels
 from trackbed.errors import ArgumentError
 
-__all__ = ["PERMUTATION_VERSION", "BlockPermutation", "Permutation"]
-
 PERMUTATION_VERSION: Final = kernels.PERMUTATION_VERSION
 """Version of the algorithm. The permutation of a (size, seed) never changes within a version."""
 
@@ -57,11 +55,9 @@ class _Bijection:
         """
         given = np.asarray(positions)
         if given.dtype.kind not in "iu" and given.size > 0:
-            msg = f"positions must be integers, found {given.dtype}"
-            raise ArgumentError(msg)
+            raise ArgumentError(f"positions must be integers, found {given.dtype}")
         if given.dtype == np.uint64 and given.size > 0 and given.max() > _LARGEST:
-            msg = f"positions must be at most {_LARGEST}, found {given.max()}"
-            raise ArgumentError(msg)
+            raise ArgumentError(f"positions must be at most {_LARGEST}, found {given.max()}")
         flat = np.ascontiguousarray(given, dtype=np.int64).reshape(-1)
         images = np.empty(flat.shape, dtype=np.int64)
         self._permute(flat, images, num_threads)

@@ -10,8 +10,6 @@ import numpy.typing as npt
 
 from trackbed.index.instant import InstantOrder
 
-__all__ = ["PrefetchedOrder"]
-
 _PREFETCHED: Final = 4096
 _NEAR: Final = 512
 
@@ -79,6 +77,5 @@ class PrefetchedOrder:
         found = np.where(positions < 0, positions + size, positions)
         wrong = positions[(found < 0) | (found >= size)]
         if len(wrong):
-            msg = f"a sample must be in [-{size}, {size}), found {wrong[0]}"
-            raise IndexError(msg)
+            raise IndexError(f"a sample must be in [-{size}, {size}), found {wrong[0]}")
         return found

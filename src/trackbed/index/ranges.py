@@ -6,8 +6,6 @@ from weakref import WeakValueDictionary
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["bounds_of", "count_from", "number_range"]
-
 _STEP: Final = 1 << 15
 _FEWEST: Final = 1 << 12
 _INT32: Final = np.dtype(np.int32)

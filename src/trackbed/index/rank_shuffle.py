@@ -9,8 +9,6 @@ import numpy.typing as npt
 
 from trackbed.index.split_mix import split_mix, split_mix_words
 
-__all__ = ["part_of_rank", "shuffled_ranks"]
-
 _STREAM = 0x72616E6B73  # apart from the streams that other orders start from the same seed
 
 

@@ -12,8 +12,6 @@ import numpy.typing as npt
 from trackbed import kernels
 from trackbed.cancellation import Poll
 
-__all__ = ["sample_index", "sample_index_dtype"]
-
 
 def sample_index_dtype(num_visits: int, longest_document: int) -> type[np.int32] | type[np.int64]:
     """int32 if both arguments fit it, as in Megatron Core, else int64.

@@ -12,8 +12,6 @@ import numpy.typing as npt
 from trackbed.index.epochs import EpochPlan
 from trackbed.index.legacy_random import LegacyShuffle
 
-__all__ = ["shuffle_index", "shuffle_index_dtype"]
-
 
 def shuffle_index_dtype(num_samples: int) -> type[np.uint32] | type[np.int64]:
     """uint32 below 2**32 - 2 samples, as in Megatron Core, else int64."""

@@ -13,8 +13,6 @@ import numpy.typing as npt
 
 from trackbed import kernels
 
-__all__ = ["CachedShuffle", "ShuffleCache"]
-
 _MOST_BYTES: Final = 256 << 20
 _MOST_KEYS: Final = 1 << 16
 

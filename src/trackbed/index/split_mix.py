@@ -8,8 +8,6 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["split_mix", "split_mix_words"]
-
 _STEP: Final = 0x9E3779B97F4A7C15
 _FIRST: Final = 0xBF58476D1CE4E5B9
 _SECOND: Final = 0x94D049BB133111EB

@@ -10,16 +10,6 @@ import numpy as np
 
 from trackbed.errors import ArgumentError
 
-__all__ = [
-    "Bounds",
-    "Split",
-    "convert_split_vector_to_split_matrix",
-    "get_blend_from_list",
-    "normalize",
-    "parse_and_normalize_split",
-    "split_range",
-]
-
 Bounds = tuple[float, float]
 """Part of a dataset, half-open, as fractions in `[0, 1]`."""
 
@@ -47,11 +37,11 @@ def normalize(weights: Sequence[float]) -> list[float]:
     with np.errstate(over="ignore"):  # checked below
         total = np.sum(array)
     if not np.isfinite(array).all() or (array < 0).any() or not total > 0:
-        msg = f"weights must be finite, at least 0 and not all 0, found {list(weights)}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"weights must be finite, at least 0 and not all 0, found {list(weights)}")
     if not np.isfinite(total):
-        msg = f"weights must have a finite sum, but {len(array)} weights of up to {array.max():g} overflow"
-        raise ArgumentError(msg)
+        raise ArgumentError(
+            f"weights must have a finite sum, but {len(array)} weights of up to {array.max():g} overflow"
+        )
     return [float(weight) for weight in array / total]
 
 
@@ -73,8 +63,9 @@ def parse_and_normalize_split(split: str) -> list[float]:
     except ValueError:
         shares = []
     if not 1 <= len(shares) <= len(Split) or not sum(shares) > 0:
-        msg = f"split must be up to {len(Split)} numbers that are not all 0, such as '99,1,0', found {split!r}"
-        raise ArgumentError(msg)
+        raise ArgumentError(
+            f"split must be up to {len(Split)} numbers that are not all 0, such as '99,1,0', found {split!r}"
+        )
     return normalize([*shares, *[0.0] * (len(Split) - len(shares))])
 
 
@@ -129,16 +120,16 @@ def get_blend_from_list(blend: Sequence[str] | None) -> tuple[list[str], list[fl
     if blend is None:
         return None
     if not blend:
-        msg = "blend must have at least one prefix, found an empty list: pass None for no blend"
-        raise ArgumentError(msg)
+        raise ArgumentError("blend must have at least one prefix, found an empty list: pass None for no blend")
     weights = [_number(entry) for entry in blend[::2]]
     if len(blend) % 2 == 1 or all(weight is None for weight in weights):
         return [str(prefix).strip() for prefix in blend], None
     numbers = [weight for weight in weights if weight is not None]
     if len(numbers) < len(weights):
         words = [entry for entry, weight in zip(blend[::2], weights, strict=True) if weight is None]
-        msg = f"blend must be prefixes, or alternating weights and prefixes, found {words} in place of weights"
-        raise ArgumentError(msg)
+        raise ArgumentError(
+            f"blend must be prefixes, or alternating weights and prefixes, found {words} in place of weights"
+        )
     return [str(prefix).strip() for prefix in blend[1::2]], numbers
 
 

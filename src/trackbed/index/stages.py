@@ -19,8 +19,6 @@ from trackbed.index.interleaving import Weight, integer_weights, interleaving
 from trackbed.index.split_mix import split_mix
 from trackbed.kernels import BlendTrees, interleaving_counts
 
-__all__ = ["BlendStage", "Exhaustion", "StagePlan", "WhenExhausted", "plan_stages"]
-
 WhenExhausted = Literal["raise", "reweight"]
 """Behaviour when a dataset reaches its limit of draws: raise an error at construction, or continue the blend without
 it."""
@@ -47,15 +45,12 @@ class BlendStage:
         object.__setattr__(self, "first_sample", index(self.first_sample))
         object.__setattr__(self, "weights", weights)
         if not 0 <= self.first_sample <= _LAST_POSITION:
-            msg = f"first_sample must be in [0, 2**63), found {self.first_sample}"
-            raise ArgumentError(msg)
+            raise ArgumentError(f"first_sample must be in [0, 2**63), found {self.first_sample}")
         for dataset, weight in enumerate(weights):
             if not 0 <= weight < math.inf:
-                msg = f"weights must be finite numbers of at least 0, dataset {dataset} has {weight}"
-                raise ArgumentError(msg)
+                raise ArgumentError(f"weights must be finite numbers of at least 0, dataset {dataset} has {weight}")
         if not any(weights):
-            msg = f"at least one weight must be above 0, found {len(weights)} weights of 0"
-            raise ArgumentError(msg)
+            raise ArgumentError(f"at least one weight must be above 0, found {len(weights)} weights of 0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +113,9 @@ def plan_stages(
             stop = stage.first_sample + excess
             if when_exhausted == "raise":
                 dataset = int((interleaving_counts(tree, excess + 1) > limits).argmax())
-                msg = f"dataset {dataset} may be drawn at most {limits[dataset]} times, but runs out at sample {stop}"
-                raise PlanError(msg)
+                raise PlanError(
+                    f"dataset {dataset} may be drawn at most {limits[dataset]} times, but runs out at sample {stop}"
+                )
             pending.appendleft(BlendStage(stop, stage.weights))
         drawn = interleaving_counts(tree, stop - stage.first_sample)
     return StagePlan(stages=tuple(stage for stage, _ in laid), exhaustions=tuple(exhaustions), trees=_joined(laid))
@@ -167,7 +163,8 @@ def _leave_out(
     gone = [dataset for dataset in np.flatnonzero(exhausted).tolist() if stage.weights[dataset] > 0]
     weights = tuple(0 if dataset in gone else weight for dataset, weight in enumerate(stage.weights))
     if not any(weights):
-        msg = f"at least one dataset must have samples left, but all have run out at sample {stage.first_sample}"
-        raise PlanError(msg)
+        raise PlanError(
+            f"at least one dataset must have samples left, but all have run out at sample {stage.first_sample}"
+        )
     exhaustions = [Exhaustion(dataset, stage.first_sample) for dataset in gone if dataset not in known]
     return BlendStage(stage.first_sample, weights), exhaustions

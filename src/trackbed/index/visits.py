@@ -19,8 +19,6 @@ from trackbed.index.legacy_random import LegacyShuffle
 from trackbed.index.ranges import bounds_of
 from trackbed.index.samples import sample_index
 
-__all__ = ["visit_indices"]
-
 _MOST_PAIRS: Final = 1 << 28
 """Visits that are shuffled with their lengths: these take 8 bytes each while they are shuffled, 2 GiB at most."""
 
@@ -75,8 +73,7 @@ def visit_indices(
     elif len(documents):
         lowest, highest = int(documents.min()), int(documents.max()) + 1
     if lowest < 0 or highest > len(lengths):
-        msg = f"documents must be in [0, {len(lengths)}), found [{lowest}, {highest})"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"documents must be in [0, {len(lengths)}), found [{lowest}, {highest})")
     num_visits = plan.num_epochs * len(documents)
     options: dict[str, Any] = {
         "sequence_length": sequence_length,

@@ -15,8 +15,6 @@ from trackbed.kernels.isa import chosen_level
 from trackbed.kernels.outputs import check_output
 from trackbed.kernels.permutation import check_size_and_key
 
-__all__ = ["balanced_blend", "exhaustive_blend", "greedy_blend"]
-
 DatasetIds = npt.NDArray[np.integer[Any]]
 
 
@@ -40,8 +38,7 @@ def greedy_blend(
     """
     weights = np.require(weights, dtype=np.float64, requirements=["C", "A"])
     if weights.ndim != 1 or len(weights) == 0 or not np.isfinite(weights).all():
-        msg = f"weights must be a vector of at least one finite number, found {weights}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"weights must be a vector of at least one finite number, found {weights}")
     _check_outputs(dataset_index, dataset_sample_index)
     _native.greedy_blend(weights, dataset_index, dataset_sample_index, chosen_level(), current_poll(poll))
 
@@ -102,8 +99,7 @@ def balanced_blend(
         ("dataset_index", "dataset_sample_index"), (dataset_index, dataset_sample_index), highest, strict=True
     ):
         if number > np.iinfo(array.dtype).max:
-            msg = f"{name} must hold {number}, found {array.dtype}"
-            raise ArgumentError(msg)
+            raise ArgumentError(f"{name} must hold {number}, found {array.dtype}")
     if len(dataset_index):
         _native.balanced_blend(
             sizes, key, dataset_index, dataset_sample_index, chosen_level(), num_threads, current_poll(poll)
@@ -115,12 +111,10 @@ def _as_sizes(sizes: npt.NDArray[np.int64], output_length: int, *, lowest: int) 
     given = np.asarray(sizes)
     wanted = np.require(given, dtype=np.int64, requirements=["C", "A"])
     if wanted.ndim != 1 or (wanted < lowest).any() or (len(wanted) and given.dtype.kind not in "iu"):
-        msg = f"sizes must be a vector of integers of at least {lowest}, found {given}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"sizes must be a vector of integers of at least {lowest}, found {given}")
     total = sum(wanted.tolist())
     if total != output_length:
-        msg = f"the outputs must hold sum(sizes) = {total} samples, found {output_length}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"the outputs must hold sum(sizes) = {total} samples, found {output_length}")
     return wanted
 
 
@@ -132,10 +126,9 @@ def _check_outputs(
     samples: tuple[type[np.integer[Any]], ...] = (np.int64,),
 ) -> None:
     if dataset_index.shape != dataset_sample_index.shape or dataset_index.ndim != 1:
-        msg = (
+        raise ArgumentError(
             "dataset_index and dataset_sample_index must be vectors of one length, "
             f"found shapes {dataset_index.shape} and {dataset_sample_index.shape}"
         )
-        raise ArgumentError(msg)
     check_output("dataset_index", dataset_index, dtypes=ids)
     check_output("dataset_sample_index", dataset_sample_index, dtypes=samples)

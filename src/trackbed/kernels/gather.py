@@ -16,20 +16,6 @@ from trackbed.kernels import _native
 from trackbed.kernels.isa import available_threads, chosen_level
 from trackbed.kernels.workers import workers
 
-__all__ = [
-    "BatchArrays",
-    "Extent",
-    "FetchedBytes",
-    "Gathered",
-    "SampleShape",
-    "SampleSources",
-    "Sentences",
-    "Visits",
-    "gather",
-    "output_addresses",
-    "useful_threads",
-]
-
 _FILE: Final = np.dtype(
     [
         *[("tokens", "<i8"), ("size_bytes", "<i8"), ("lengths", "<i8"), ("pointers", "<i8")],
@@ -151,8 +137,9 @@ class SampleSources:
             wanted.append(("tokens", tokens, np.uint8, len(tokens)))
         for name, array, dtype, size in wanted:
             if array.dtype != dtype or array.shape != (size,) or not array.flags.c_contiguous:
-                msg = f"{name} must be {size} contiguous {np.dtype(dtype)}, found {array.dtype} {list(array.shape)}"
-                raise ArgumentError(msg)
+                raise ArgumentError(
+                    f"{name} must be {size} contiguous {np.dtype(dtype)}, found {array.dtype} {list(array.shape)}"
+                )
         self.files[number] = (lengths, pointers) if tokens is None else (tokens, lengths, pointers)
         entry["size_bytes"] = (size_bytes or 0) if tokens is None else len(tokens)
         # Nonzero, because 0 means not mapped, and absent.
@@ -186,11 +173,13 @@ class SampleSources:
         for name, allowed in types.items():
             array = getattr(visits, name)
             if array.dtype not in allowed or not array.flags.c_contiguous or not array.flags.aligned:
-                msg = f"{name} must be contiguous {' or '.join(t.__name__ for t in allowed)}, found {array.dtype}"
-                raise ArgumentError(msg)
+                raise ArgumentError(
+                    f"{name} must be contiguous {' or '.join(t.__name__ for t in allowed)}, found {array.dtype}"
+                )
         if visits.rows.shape != (len(visits.shuffle) + 1, 2):
-            msg = f"rows must have the shape [{len(visits.shuffle) + 1}, 2], found {list(visits.rows.shape)}"
-            raise ArgumentError(msg)
+            raise ArgumentError(
+                f"rows must have the shape [{len(visits.shuffle) + 1}, 2], found {list(visits.rows.shape)}"
+            )
         self.visits[dataset] = visits
         self._place(
             dataset,
@@ -219,8 +208,9 @@ class SampleSources:
         rows = sentences.rows
         is_plain = rows.dtype in (np.uint32, np.uint64) and rows.flags.c_contiguous and rows.flags.aligned
         if not is_plain or rows.shape != (len(rows), 3):
-            msg = f"rows must be contiguous uint32 or uint64 of shape [R, 3], found {rows.dtype} {list(rows.shape)}"
-            raise ArgumentError(msg)
+            raise ArgumentError(
+                f"rows must be contiguous uint32 or uint64 of shape [R, 3], found {rows.dtype} {list(rows.shape)}"
+            )
         self.sentences[dataset] = sentences
         self._place(
             dataset,
@@ -253,11 +243,9 @@ class SampleSources:
 
     def _place(self, dataset: int, **entry: int) -> None:
         if entry["dtype"] not in _INTEGER_TYPES:
-            msg = f"dtype must be the code of an integer type, found {entry['dtype']}"
-            raise ArgumentError(msg)
+            raise ArgumentError(f"dtype must be the code of an integer type, found {entry['dtype']}")
         if entry["num_files"] < 1 or not 0 <= entry["first_file"] <= len(self.files) - entry["num_files"]:
-            msg = f"files must be at least one of {len(self.files)}, found {entry['num_files']}"
-            raise ArgumentError(msg)
+            raise ArgumentError(f"files must be at least one of {len(self.files)}, found {entry['num_files']}")
         for name, value in entry.items():
             self.source_table[name][dataset] = value
 
@@ -287,8 +275,7 @@ class SampleShape:
 
     def __post_init__(self) -> None:
         if self.length < 1 or self.extra not in (0, 1):
-            msg = f"length must be at least 1 and extra 0 or 1, found {self.length} and {self.extra}"
-            raise ArgumentError(msg)
+            raise ArgumentError(f"length must be at least 1 and extra 0 or 1, found {self.length} and {self.extra}")
         fields = [self.length, self.extra, self.pad, self.eod, self.resets_positions, self.masks_eod]
         object.__setattr__(self, "words", np.array(fields, dtype=np.int64).view(np.uint64))
 
@@ -314,8 +301,7 @@ class BatchArrays:
         self.length: int = arrays["tokens"].shape[1]
         addresses = output_addresses(arrays, self.size, self._wanted(), optional=_OPTIONAL)
         if ("cu_seqlens" in arrays) != ("max_seqlen" in arrays):
-            msg = "cu_seqlens and max_seqlen must come together, found one of them"
-            raise ArgumentError(msg)
+            raise ArgumentError("cu_seqlens and max_seqlen must come together, found one of them")
         self.words = np.array(addresses, dtype=np.uint64)
         self.work: int = self.size * self.length * (self.length if "attention_mask" in arrays else 1)
         """Approximate number of elements to write."""
@@ -418,8 +404,9 @@ def gather(
     size, length = (len(positions), shape.length) if batch is None else (batch.size, batch.length)
     if length != shape.length or len(datasets) != size or len(positions) != size:
         found = f"{len(datasets)} and {len(positions)} for {size}, and {shape.length} for {length}"
-        msg = f"datasets, positions and batch must have one size, shape and batch one length, found {found}"
-        raise ArgumentError(msg)
+        raise ArgumentError(
+            f"datasets, positions and batch must have one size, shape and batch one length, found {found}"
+        )
     outcome = _native.gather(
         workers(),
         *sources.words,
@@ -446,8 +433,7 @@ def useful_threads(most: int, wanted: int | None) -> int:
         ArgumentError: `wanted` is below 1.
     """
     if wanted is not None and wanted < 1:
-        msg = f"num_threads must be at least 1, found {wanted}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"num_threads must be at least 1, found {wanted}")
     if wanted == 1:
         return 1
     return min(available_threads() if wanted is None else wanted, max(1, most))
@@ -480,8 +466,9 @@ def output_addresses(
         shape = (size, *tail)
         if array is None or array.dtype != dtype or array.shape != shape or not array.flags.carray:
             found = "none" if array is None else f"{array.dtype} {list(array.shape)}"
-            msg = f"{name} must be writable, contiguous {np.dtype(dtype)} of shape {list(shape)}, found {found}"
-            raise ArgumentError(msg)
+            raise ArgumentError(
+                f"{name} must be writable, contiguous {np.dtype(dtype)} of shape {list(shape)}, found {found}"
+            )
         addresses.append(_address(array))
     return addresses
 

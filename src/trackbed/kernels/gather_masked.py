@@ -17,8 +17,6 @@ from trackbed.kernels.gather import FetchedBytes, Gathered, SampleSources, outpu
 from trackbed.kernels.isa import chosen_level
 from trackbed.kernels.workers import workers
 
-__all__ = ["MaskedBatchArrays", "MaskingTable", "gather_masked"]
-
 _SAMPLES_PER_THREAD: Final = 2
 """Fewest samples per thread: each takes about as long as waking a thread."""
 _MOST_LISTED: Final = 1 << 32
@@ -77,17 +75,18 @@ class MaskingTable:
         lengths = (self.length, self.decoder_length if self.is_t5 else 1)
         if min(lengths) < 1 or not 0 < self.probability < 1:
             found = f"{self.length}, {self.decoder_length} and {self.probability}"
-            msg = f"length and decoder_length must be at least 1 and probability in (0, 1), found {found}"
-            raise ArgumentError(msg)
+            raise ArgumentError(
+                f"length and decoder_length must be at least 1 and probability in (0, 1), found {found}"
+            )
         tables = {"cumulative": np.float64, "kinds": np.uint8, "listed": np.int64, "sentinels": np.int64}
         for name, dtype in tables.items():
             table = getattr(self, name)
             if table.dtype != dtype or table.ndim != 1 or not table.flags.c_contiguous:
-                msg = f"{name} must be a contiguous vector of {np.dtype(dtype)}, found {table.dtype}"
-                raise ArgumentError(msg)
+                raise ArgumentError(f"{name} must be a contiguous vector of {np.dtype(dtype)}, found {table.dtype}")
         if not 0 < len(self.listed) < _MOST_LISTED or not len(self.cumulative):
-            msg = f"listed and cumulative must not be empty, found {len(self.listed)} and {len(self.cumulative)}"
-            raise ArgumentError(msg)
+            raise ArgumentError(
+                f"listed and cumulative must not be empty, found {len(self.listed)} and {len(self.cumulative)}"
+            )
         numbers: list[Any] = [
             *(self.is_t5, self.length, self.decoder_length, self.seed, self.pad, self.cls, self.sep, self.mask),
             *(self.bos, self.eos, self.has_segments, self.full_words, self.is_geometric, self.permutes),
@@ -178,8 +177,9 @@ def gather_masked(
     given = wanted if batch is None else (batch.is_t5, batch.length, batch.decoder_length)
     if given != wanted or not len(datasets) == len(positions) == size:
         found = f"{given} and {wanted}, and {len(datasets)} and {len(positions)} for {size}"
-        msg = f"batch and table must have one model and length, datasets, positions and batch one size, found {found}"
-        raise ArgumentError(msg)
+        raise ArgumentError(
+            f"batch and table must have one model and length, datasets, positions and batch one size, found {found}"
+        )
     outcome = _native.gather_masked(
         workers(),
         *sources.words,

@@ -15,8 +15,6 @@ from trackbed.kernels import _native
 from trackbed.kernels.outputs import check_output
 from trackbed.kernels.permutation import check_blocks
 
-__all__ = ["NODE", "BlendTrees", "EpochShuffles", "draw_phases", "instant_locate", "interleaving_counts"]
-
 NODE: Final = np.dtype([("share", "<u8"), ("phase", "<u8"), ("left", "<u4"), ("right", "<u4")])
 """Node of a tree of two-way interleavings, as defined in `native/include/trackbed/interleaving.hpp`."""
 
@@ -83,12 +81,10 @@ class EpochShuffles:
         _check_vector("sizes", self.sizes, np.int64)
         _check_vector("keys", self.keys, np.uint64)
         if len(self.sizes) != len(self.keys):
-            msg = f"sizes and keys must have one length, found {len(self.sizes)} and {len(self.keys)}"
-            raise ArgumentError(msg)
+            raise ArgumentError(f"sizes and keys must have one length, found {len(self.sizes)} and {len(self.keys)}")
         if (self.sizes < 1).any():
             dataset = int(self.sizes.argmin())
-            msg = f"sizes must be at least 1, dataset {dataset} has {self.sizes[dataset]}"
-            raise ArgumentError(msg)
+            raise ArgumentError(f"sizes must be at least 1, dataset {dataset} has {self.sizes[dataset]}")
         object.__setattr__(self, "permutations", _native.permutations_of(self.sizes))
 
 
@@ -119,23 +115,23 @@ def instant_locate(
         ArgumentError: an argument is out of range, or an output cannot be written in place.
     """
     if num_threads < 1:
-        msg = f"num_threads must be at least 1, found {num_threads}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"num_threads must be at least 1, found {num_threads}")
     if len(shuffles.sizes) != trees.num_datasets:
-        msg = f"shuffles must have {trees.num_datasets} datasets as the trees, found {len(shuffles.sizes)}"
-        raise ArgumentError(msg)
+        raise ArgumentError(
+            f"shuffles must have {trees.num_datasets} datasets as the trees, found {len(shuffles.sizes)}"
+        )
     _check_vector("positions", positions, np.int64)
     if len(positions) and int(positions.min()) < 0:
         step = int(positions.argmin())
-        msg = f"positions must be at least 0, but positions[{step}] = {positions[step]}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"positions must be at least 0, but positions[{step}] = {positions[step]}")
     check_output("datasets", datasets, dtypes=(np.int32,))
     check_output("draws", draws, dtypes=(np.int64,))
     check_output("samples", samples, dtypes=(np.int64,))
     if not positions.shape == datasets.shape == draws.shape == samples.shape:
         shapes = ", ".join(str(list(array.shape)) for array in (positions, datasets, draws, samples))
-        msg = f"positions, datasets, draws and samples must be vectors of one length, found shapes {shapes}"
-        raise ArgumentError(msg)
+        raise ArgumentError(
+            f"positions, datasets, draws and samples must be vectors of one length, found shapes {shapes}"
+        )
     _native.instant_locate(
         trees.nodes.view(np.uint64),
         trees.first_samples,
@@ -183,8 +179,7 @@ def interleaving_counts(trees: BlendTrees, position: int) -> npt.NDArray[np.int6
         ArgumentError: `position` is out of range.
     """
     if not 0 <= position <= _LAST_POSITION:
-        msg = f"position must be in [0, 2**63), found {position}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"position must be in [0, 2**63), found {position}")
     stage = int(np.searchsorted(trees.first_samples, position, side="right")) - 1
     counts = np.empty(trees.num_datasets, dtype=np.int64)
     position_in_stage = position - int(trees.first_samples[stage])
@@ -200,36 +195,32 @@ def _check_types(trees: BlendTrees) -> None:
     _check_vector("roots", trees.roots, np.uint32)
     lengths = [len(trees.first_samples), len(trees.first_nodes), len(trees.roots)]
     if min(lengths) < 1 or min(lengths) != max(lengths):
-        msg = f"first_samples, first_nodes and roots must have one length of at least 1, found {lengths}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"first_samples, first_nodes and roots must have one length of at least 1, found {lengths}")
     if not 1 <= trees.num_datasets <= _MOST_DATASETS:
-        msg = f"num_datasets must be in [1, {_MOST_DATASETS}], found {trees.num_datasets}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"num_datasets must be in [1, {_MOST_DATASETS}], found {trees.num_datasets}")
     for name, firsts in (("first_samples", trees.first_samples), ("first_nodes", trees.first_nodes)):
         if firsts[0] != 0 or (np.diff(firsts) < 0).any():
-            msg = f"{name} must begin with 0 and never decrease, found {firsts.tolist()[:10]}"
-            raise ArgumentError(msg)
+            raise ArgumentError(f"{name} must begin with 0 and never decrease, found {firsts.tolist()[:10]}")
     if trees.first_nodes[-1] > len(trees.nodes):
-        msg = f"first_nodes must be in [0, {len(trees.nodes)}], found {trees.first_nodes[-1]}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"first_nodes must be in [0, {len(trees.nodes)}], found {trees.first_nodes[-1]}")
 
 
 def _check_block(num_datasets: int, block: npt.NDArray[np.void], root: int, stage: int) -> None:
     if len(block) < num_datasets or root >= len(block):
-        msg = f"stage {stage}: a block must have {num_datasets} leaves and its root {root}, found {len(block)} nodes"
-        raise ArgumentError(msg)
+        raise ArgumentError(
+            f"stage {stage}: a block must have {num_datasets} leaves and its root {root}, found {len(block)} nodes"
+        )
     leaves, inner = block[:num_datasets], block[num_datasets:]
     if leaves["share"].any() or (leaves["right"] != np.arange(num_datasets)).any():
-        msg = f"stage {stage}: a leaf must have the share 0 and itself as the right child"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"stage {stage}: a leaf must have the share 0 and itself as the right child")
     numbers = np.arange(num_datasets, len(block))
     if (inner["share"] == 0).any() or (np.maximum(inner["left"], inner["right"]) >= numbers).any():
-        msg = f"stage {stage}: an inner node must have a share above 0 and come after its children"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"stage {stage}: an inner node must have a share above 0 and come after its children")
 
 
 def _check_vector(name: str, array: npt.NDArray[Any], dtype: npt.DTypeLike) -> None:
     if array.ndim != 1 or array.dtype != dtype or not (array.flags.c_contiguous and array.flags.aligned):
         wanted = "nodes" if dtype is NODE else np.dtype(dtype).name
-        msg = f"{name} must be a contiguous vector of {wanted}, found {array.dtype} and shape {list(array.shape)}"
-        raise ArgumentError(msg)
+        raise ArgumentError(
+            f"{name} must be a contiguous vector of {wanted}, found {array.dtype} and shape {list(array.shape)}"
+        )

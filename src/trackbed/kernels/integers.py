@@ -4,8 +4,6 @@ from operator import index
 
 from trackbed.errors import ArgumentError
 
-__all__ = ["check_at_least", "is_integer"]
-
 
 def check_at_least(least: int, **values: object) -> None:
     """Checks that values, given by name, are whole numbers of at least `least`.
@@ -15,8 +13,7 @@ def check_at_least(least: int, **values: object) -> None:
     """
     for name, value in values.items():
         if not is_integer(value) or value < least:  # type: ignore[operator]  # an integer
-            msg = f"{name} must be a whole number of at least {least}, found {value!r}"
-            raise ArgumentError(msg)
+            raise ArgumentError(f"{name} must be a whole number of at least {least}, found {value!r}")
 
 
 def is_integer(value: object) -> bool:

@@ -6,8 +6,6 @@ from typing import Final
 from trackbed.errors import ArgumentError
 from trackbed.kernels import _native
 
-__all__ = ["LEVELS", "available_levels", "available_threads", "chosen_level"]
-
 LEVELS: Final = ("baseline", "avx2", "avx512")
 
 
@@ -31,6 +29,7 @@ def chosen_level() -> int:
     if not wanted:
         return _native.best_isa()
     if wanted not in available_levels():
-        msg = f"TRACKBED_ISA must be one of {', '.join(available_levels())} on this processor, found {wanted!r}"
-        raise ArgumentError(msg)
+        raise ArgumentError(
+            f"TRACKBED_ISA must be one of {', '.join(available_levels())} on this processor, found {wanted!r}"
+        )
     return LEVELS.index(wanted)

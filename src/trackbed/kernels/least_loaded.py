@@ -9,8 +9,6 @@ import numpy.typing as npt
 from trackbed.errors import ArgumentError
 from trackbed.kernels import _native
 
-__all__ = ["assign_least_loaded"]
-
 Int64s = npt.NDArray[np.int64]
 
 
@@ -46,8 +44,9 @@ def assign_least_loaded(costs: Int64s, first: Int64s, end: Int64s, ranks: Int64s
     )
     if not is_valid:
         found = f"{len(costs)} costs, {len(first)} and {len(end)} bounds, {len(ranks)} candidates of {num_ranks} ranks"
-        msg = f"parts must each have a cost that is not negative, and candidates that are ranks, found {found}"
-        raise ArgumentError(msg)
+        raise ArgumentError(
+            f"parts must each have a cost that is not negative, and candidates that are ranks, found {found}"
+        )
     chosen = np.empty(len(costs), dtype=np.int64)
     _native.assign_least_loaded(costs, first, end, ranks, np.zeros(max(num_ranks, 1), dtype=np.int64), chosen)
     return chosen

@@ -14,8 +14,6 @@ from trackbed.kernels import _native
 from trackbed.kernels.integers import is_integer
 from trackbed.plural import number_of
 
-__all__ = ["build_mapping"]
-
 _HIGHEST_SEED: Final = 2**31 - 2
 """Megatron Core's shuffle takes the seed plus 1 as int32."""
 _LONG_SENTENCE: Final = 512
@@ -74,8 +72,7 @@ def build_mapping(
     _check_range("seed", seed, 0, _HIGHEST_SEED)
     _check_range("min_sentences", min_sentences, 1, _HIGHEST)
     if not 0 <= short_probability <= 1:
-        msg = f"short_probability must be in [0, 1], found {short_probability}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"short_probability must be in [0, 1], found {short_probability}")
     if num_epochs is None:
         num_epochs = 1 if num_samples is None else _MOST_EPOCHS
     _check_range("num_epochs", num_epochs, 1, _MOST_EPOCHS)
@@ -85,8 +82,7 @@ def build_mapping(
     known = _checked_lengths(lengths)
     is_within = starts.ndim == 1 and (not len(starts) or (starts[0] >= 0 and starts[-1] <= len(lengths)))
     if not is_within or (np.diff(starts) < 0).any():
-        msg = f"borders must not decrease, and be in [0, {len(lengths)}], found {starts}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"borders must not decrease, and be in [0, {len(lengths)}], found {starts}")
     documents = np.empty(2 * max(len(starts) - 1, 0), dtype=np.int64)
     documents = documents[: 2 * _native.find_documents(starts, known, min_sentences, documents, current_poll(poll))]
     if num_samples and not len(documents):
@@ -122,12 +118,10 @@ def _checked_lengths(lengths: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.ui
     """The bytes of the lengths, which may be unaligned, as int32."""
     if lengths.ndim != 1 or (len(lengths) and not 0 <= int(lengths.min()) <= int(lengths.max()) <= _HIGHEST):
         found = f"shape {list(lengths.shape)}" if lengths.ndim != 1 else f"{lengths.min()} to {lengths.max()}"
-        msg = f"lengths must be a vector of numbers in [0, 2**31), found {found}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"lengths must be a vector of numbers in [0, 2**31), found {found}")
     return np.ascontiguousarray(lengths, dtype=np.int32).view(np.uint8)
 
 
 def _check_range(name: str, value: Any, lowest: int, highest: int) -> None:
     if not is_integer(value) or not lowest <= value <= highest:
-        msg = f"{name} must be a whole number in [{lowest}, {highest}], found {value!r}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"{name} must be a whole number in [{lowest}, {highest}], found {value!r}")

@@ -8,8 +8,6 @@ import numpy.typing as npt
 from trackbed.errors import ArgumentError
 from trackbed.kernels import _native
 
-__all__ = ["narrow"]
-
 
 def narrow(source: npt.NDArray[Any], dtype: np.dtype[Any]) -> bytes:
     """Converts `[N]` integers to another integer type without changing any value. Returns their bytes.
@@ -22,12 +20,12 @@ def narrow(source: npt.NDArray[Any], dtype: np.dtype[Any]) -> bytes:
         stored, first = _native.narrow(source, dtype.char if dtype.isnative else "?")
     except (TypeError, ValueError):
         found = f"{source.dtype.str}{list(source.shape)} and {dtype.str}"
-        msg = f"source and dtype must be a vector of native integers and a native integer type, found {found}"
-        raise ArgumentError(msg) from None
+        raise ArgumentError(
+            f"source and dtype must be a vector of native integers and a native integer type, found {found}"
+        ) from None
     if first < len(source):
         limits = np.iinfo(dtype)
-        msg = (
+        raise ArgumentError(
             f"a token must be an integer in [{limits.min}, {limits.max}] to be stored as {dtype}, found {source[first]}"
         )
-        raise ArgumentError(msg)
     return stored

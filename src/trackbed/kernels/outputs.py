@@ -7,8 +7,6 @@ import numpy.typing as npt
 
 from trackbed.errors import ArgumentError
 
-__all__ = ["check_output"]
-
 
 def check_output(name: str, array: npt.NDArray[Any], *, dtypes: tuple[type[np.integer[Any]], ...]) -> None:
     """Checks that a kernel can write to an output in place.
@@ -18,8 +16,7 @@ def check_output(name: str, array: npt.NDArray[Any], *, dtypes: tuple[type[np.in
     """
     if array.dtype not in dtypes or not array.flags.carray:
         wanted = " or ".join(np.dtype(dtype).name for dtype in dtypes)
-        msg = (
+        raise ArgumentError(
             f"{name} must be a contiguous, aligned and writable array of {wanted}, found {array.dtype}, "
             f"strides {array.strides} and writable {array.flags.writeable}"
         )
-        raise ArgumentError(msg)

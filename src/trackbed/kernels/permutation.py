@@ -15,8 +15,6 @@ from trackbed.kernels.integers import is_integer
 from trackbed.kernels.isa import chosen_level
 from trackbed.kernels.outputs import check_output
 
-__all__ = ["PERMUTATION_VERSION", "check_blocks", "check_positions", "check_size_and_key", "permute", "permute_blocks"]
-
 PERMUTATION_VERSION: Final = _native.PERMUTATION_VERSION
 """Version of the algorithm. The permutation of a (size, key) never changes within a version."""
 
@@ -87,11 +85,9 @@ def check_size_and_key(size: int, key: int) -> None:
         ArgumentError: `size` is not in `[1, 2**63)`, or `key` not in `[0, 2**64)`.
     """
     if not 1 <= size < 2**63:
-        msg = f"a permutation's size must be in [1, 2**63), found {size}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"a permutation's size must be in [1, 2**63), found {size}")
     if not (is_integer(key) and 0 <= key < 2**64):
-        msg = f"a permutation's seed must be a whole number in [0, 2**64), found {key!r}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"a permutation's seed must be a whole number in [0, 2**64), found {key!r}")
 
 
 def check_blocks(block: int, window: int) -> None:
@@ -101,8 +97,7 @@ def check_blocks(block: int, window: int) -> None:
         ArgumentError: `block` or `window` is not in `[1, 2**63)`.
     """
     if not (1 <= block < 2**63 and 1 <= window < 2**63):
-        msg = f"a permutation's block and window must be in [1, 2**63), found {block} and {window}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"a permutation's block and window must be in [1, 2**63), found {block} and {window}")
 
 
 def check_positions(
@@ -116,15 +111,13 @@ def check_positions(
     """
     check_output("images", images, dtypes=(np.int64,))
     if positions.dtype != np.int64 or not positions.flags.c_contiguous or not positions.flags.aligned:
-        msg = f"positions must be a contiguous, aligned array of int64, found {positions.dtype}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"positions must be a contiguous, aligned array of int64, found {positions.dtype}")
     if positions.ndim != 1 or positions.shape != images.shape:
-        msg = f"positions and images must be vectors of one length, found {positions.shape} and {images.shape}"
-        raise ArgumentError(msg)
+        raise ArgumentError(
+            f"positions and images must be vectors of one length, found {positions.shape} and {images.shape}"
+        )
     if num_threads < 1:
-        msg = f"num_threads must be at least 1, found {num_threads}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"num_threads must be at least 1, found {num_threads}")
     if len(positions) and not (positions.min() >= 0 and positions.max() < size):
         wrong = int(np.flatnonzero((positions < 0) | (positions >= size))[0])
-        msg = f"positions must be in [0, {size}), but positions[{wrong}] = {positions[wrong]}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"positions must be in [0, {size}), but positions[{wrong}] = {positions[wrong]}")

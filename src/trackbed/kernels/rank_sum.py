@@ -12,8 +12,6 @@ from trackbed.errors import ArgumentError
 from trackbed.kernels import _native
 from trackbed.kernels.isa import chosen_level
 
-__all__ = ["sum_ranks"]
-
 _NUMBERS: Final = {"float32": 0, "float64": 1, "uint16": 2, "float16": 3}
 _ALL: Final = -1
 
@@ -60,25 +58,20 @@ def _check(
     buffers: Sequence[npt.NDArray[Any]], start: int, stop: int, divisor: int, owner: int | None, num_threads: int
 ) -> None:
     if not buffers:
-        msg = "buffers must hold at least one buffer, found none"
-        raise ArgumentError(msg)
+        raise ArgumentError("buffers must hold at least one buffer, found none")
     first = buffers[0]
     for rank, buffer in enumerate(buffers):
         is_vector = buffer.ndim == 1 and buffer.flags.c_contiguous and buffer.flags.writeable
         is_known = buffer.dtype.name in _NUMBERS and buffer.dtype.isnative
         if not is_vector or not is_known or buffer.dtype != first.dtype or len(buffer) != len(first):
             found = f"{buffer.dtype.str}{list(buffer.shape)} beside {first.dtype.str}{list(first.shape)}"
-            msg = (
+            raise ArgumentError(
                 "buffers must be writable vectors of one length and type (float32, float64, float16 or uint16), "
                 f"but buffers[{rank}] is {found}"
             )
-            raise ArgumentError(msg)
     if not 0 <= start <= stop <= len(first):
-        msg = f"start and stop must be in order in [0, {len(first)}], but are {start} and {stop}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"start and stop must be in order in [0, {len(first)}], but are {start} and {stop}")
     if owner is not None and not 0 <= owner < len(buffers):
-        msg = f"owner must be a rank in [0, {len(buffers)}), but is {owner}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"owner must be a rank in [0, {len(buffers)}), but is {owner}")
     if divisor < 1 or num_threads < 1:
-        msg = f"divisor and num_threads must be at least 1, but are {divisor} and {num_threads}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"divisor and num_threads must be at least 1, but are {divisor} and {num_threads}")

@@ -12,28 +12,6 @@ import numpy.typing as npt
 from trackbed.kernels.gather import SampleShape, SampleSources
 from trackbed.kernels.small_indices import SmallDataset
 
-__all__ = [
-    "balanced_blend",
-    "count_tokens",
-    "cut_pairs",
-    "draw_phases",
-    "epoch_sample",
-    "exhaustive_blend",
-    "gather_sample",
-    "greedy_blend",
-    "interleave",
-    "interleaving_counts",
-    "legacy_shuffle",
-    "narrow",
-    "pair_lengths",
-    "permute",
-    "permute_blocks",
-    "sample_index",
-    "small_indices",
-    "square_sum",
-    "sum_ranks",
-]
-
 
 def greedy_blend(
     weights: npt.NDArray[np.float64], num_samples: int

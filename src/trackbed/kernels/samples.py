@@ -13,8 +13,6 @@ from trackbed.errors import ArgumentError
 from trackbed.kernels import _native
 from trackbed.kernels.outputs import check_output
 
-__all__ = ["count_tokens", "cut_pairs", "pair_lengths", "sample_index"]
-
 _LONGEST: Final = int(np.iinfo(np.int32).max)
 _LAST_TOKEN: Final = int(np.iinfo(np.int64).max)
 
@@ -88,8 +86,7 @@ def pair_lengths(
     num_epochs = len(pairs) // max(len(documents), 1)
     if len(documents) != len(lengths) or num_epochs * len(documents) != len(pairs):
         found = f"{len(pairs)}, {len(documents)} and {len(lengths)}"
-        msg = f"pairs must be a multiple of documents, each of which has a length, found {found}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"pairs must be a multiple of documents, each of which has a length, found {found}")
     if documents.dtype != np.int32:
         _check_range("documents", documents, _LONGEST)
     numbers = np.require(documents, dtype=np.int32, requirements=["C", "A"])
@@ -124,8 +121,7 @@ def cut_pairs(
     check_output("pairs", pairs, dtypes=(np.uint64,))
     check_output("visits", visits, dtypes=(np.int32,))
     if not pairs.shape == visits.shape == (len(visits),):
-        msg = f"visits must have the shape of pairs, {list(pairs.shape)}, found {list(visits.shape)}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"visits must have the shape of pairs, {list(pairs.shape)}, found {list(visits.shape)}")
     first = _native.cut_pairs(
         pairs, visits, sequence_length, extra_token, rows.reshape(-1), max(num_threads, 1), current_poll(poll)
     )
@@ -143,8 +139,9 @@ def count_tokens(lengths: npt.NDArray[np.int32]) -> tuple[int, int]:
         ArgumentError: `lengths` is not a vector of int32.
     """
     if lengths.ndim != 1 or lengths.dtype != np.int32:
-        msg = f"lengths must be a vector of int32, found dtype {lengths.dtype} and shape {list(lengths.shape)}"
-        raise ArgumentError(msg)
+        raise ArgumentError(
+            f"lengths must be a vector of int32, found dtype {lengths.dtype} and shape {list(lengths.shape)}"
+        )
     tokens, shortest = _native.count_tokens(np.ascontiguousarray(lengths).view(np.uint8))
     return int(tokens), int(shortest)
 
@@ -153,14 +150,15 @@ def _check_rows(
     rows: npt.NDArray[Any], sequence_length: int, extra_token: int, *, dtypes: tuple[type[np.integer[Any]], ...]
 ) -> None:
     if sequence_length < 1 or extra_token not in (0, 1):
-        msg = f"sequence_length must be at least 1 and extra_token 0 or 1, found {sequence_length} and {extra_token}"
-        raise ArgumentError(msg)
+        raise ArgumentError(
+            f"sequence_length must be at least 1 and extra_token 0 or 1, found {sequence_length} and {extra_token}"
+        )
     if rows.ndim != 2 or rows.shape[0] < 1 or rows.shape[1] != 2:
-        msg = f"rows must have the shape [S + 1, 2], found {list(rows.shape)}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"rows must have the shape [S + 1, 2], found {list(rows.shape)}")
     if sequence_length * len(rows) > _LAST_TOKEN:
-        msg = f"sequence_length * {len(rows)} rows must be at most {_LAST_TOKEN}, found {sequence_length}"
-        raise ArgumentError(msg)
+        raise ArgumentError(
+            f"sequence_length * {len(rows)} rows must be at most {_LAST_TOKEN}, found {sequence_length}"
+        )
     check_output("rows", rows, dtypes=dtypes)
 
 
@@ -176,12 +174,12 @@ def _check_range(name: str, array: npt.NDArray[Any], highest: int) -> None:
     wrong = np.flatnonzero((array < 0) | (array > highest))
     if len(wrong):
         element = f"{name}[{wrong[0]}]"
-        msg = f"{name} must be in [0, {highest}], found {element} = {array[wrong[0]]}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"{name} must be in [0, {highest}], found {element} = {array[wrong[0]]}")
 
 
 def _vector(name: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     if array.ndim != 1 or (len(array) and array.dtype.kind not in "iu"):
-        msg = f"{name} must be a vector of integers, found dtype {array.dtype} and shape {list(array.shape)}"
-        raise ArgumentError(msg)
+        raise ArgumentError(
+            f"{name} must be a vector of integers, found dtype {array.dtype} and shape {list(array.shape)}"
+        )
     return array

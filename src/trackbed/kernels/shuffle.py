@@ -15,8 +15,6 @@ from trackbed.kernels.integers import is_integer
 from trackbed.kernels.isa import chosen_level
 from trackbed.kernels.outputs import check_output
 
-__all__ = ["Twister", "legacy_shuffle", "new_twister"]
-
 Twister = npt.NDArray[np.uint32]
 """`[625]` state of MT19937: 624 words, and the index of the next one to draw."""
 
@@ -33,8 +31,7 @@ def new_twister(seed: int) -> Twister:
         ArgumentError: the seed is outside that range.
     """
     if not (is_integer(seed) and 0 <= seed < 2**32):
-        msg = f"random_seed must be a whole number in [0, 2**32), found {seed!r}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"random_seed must be a whole number in [0, 2**32), found {seed!r}")
     twister = np.empty(_WORDS + 1, dtype=np.uint32)
     _native.seed_twister(twister, seed)
     return twister
@@ -53,10 +50,10 @@ def legacy_shuffle(twister: Twister, array: npt.NDArray[np.integer[Any]], *, pol
     """
     check_output("twister", twister, dtypes=(np.uint32,))
     if twister.shape != (_WORDS + 1,) or twister[-1] > _WORDS:
-        msg = f"twister must hold {_WORDS} words and a position in [0, {_WORDS}], found shape {list(twister.shape)}"
-        raise ArgumentError(msg)
+        raise ArgumentError(
+            f"twister must hold {_WORDS} words and a position in [0, {_WORDS}], found shape {list(twister.shape)}"
+        )
     if array.ndim != 1:
-        msg = f"array must be a vector, found shape {list(array.shape)}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"array must be a vector, found shape {list(array.shape)}")
     check_output("array", array, dtypes=(np.int32, np.uint32, np.int64, np.uint64))
     _native.legacy_shuffle(twister, array.view(f"u{array.dtype.itemsize}"), chosen_level(), current_poll(poll))

@@ -14,8 +14,6 @@ from trackbed.errors import ArgumentError
 from trackbed.kernels import _native
 from trackbed.kernels.isa import chosen_level
 
-__all__ = ["SmallDataset", "SmallIndices", "small_indices"]
-
 
 class SmallDataset(NamedTuple):
     """Parameters of a dataset whose documents are consecutive in their file."""
@@ -75,8 +73,9 @@ def small_indices(
     done = _native.small_indices(described.reshape(-1), raw, indices, chosen_level(), current_poll(poll))
     if done < len(datasets):
         wanted = f"each of {documents[done]} documents of dataset {done} must have a length of at least 0"
-        msg = f"{wanted}, found {len(lengths[done])} of them, the shortest {min(lengths[done], default=None)}"
-        raise ArgumentError(msg)
+        raise ArgumentError(
+            f"{wanted}, found {len(lengths[done])} of them, the shortest {min(lengths[done], default=None)}"
+        )
     borders, signed = [0, *ends.tolist()], indices.view(np.int32)
     return [
         SmallIndices(signed[visits:rows], signed[rows:order].reshape(-1, 2), indices[order:end])
@@ -86,23 +85,21 @@ def small_indices(
 
 def _check(described: npt.NDArray[np.int64], lengths: Sequence[npt.NDArray[np.int32]]) -> None:
     if len(described) != len(lengths):
-        msg = f"there must be lengths for each of {len(described)} datasets, found {len(lengths)}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"there must be lengths for each of {len(described)} datasets, found {len(lengths)}")
     for one in lengths:
         if one.ndim != 1 or one.dtype != np.int32 or not one.flags.c_contiguous:
-            msg = f"lengths must be a contiguous vector of int32, found dtype {one.dtype} and shape {list(one.shape)}"
-            raise ArgumentError(msg)
+            raise ArgumentError(
+                f"lengths must be a contiguous vector of int32, found dtype {one.dtype} and shape {list(one.shape)}"
+            )
     lowest = np.array([0, 0, 1, 0, -1, 1, 0, 0])
     highest = np.array([2**31 - 1] * 4 + [2**31 - 1, 2**31 - 1, 1, 2**32 - 1])
     wrong = np.argwhere((described < lowest) | (described > highest))
     if len(wrong):
         dataset, field = wrong[0].tolist()
         name = SmallDataset._fields[field]
-        msg = f"{name} must be in [{lowest[field]}, {highest[field]}], found {described[dataset, field]}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"{name} must be in [{lowest[field]}, {highest[field]}], found {described[dataset, field]}")
     _, documents, epochs, samples, apart, *_ = described.T
     visits = epochs * documents
     if ((visits > highest[0]) | (apart > samples) | ((apart >= 0) & (epochs < 2))).any():
         limits = "visits must fit 31 bits, and samples before the last epoch be at most num_samples of several epochs"
-        msg = f"{limits}, found {visits} and {apart}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"{limits}, found {visits} and {apart}")

@@ -13,8 +13,6 @@ from trackbed.errors import ArgumentError
 from trackbed.kernels import _native
 from trackbed.kernels.isa import chosen_level
 
-__all__ = ["square_sum"]
-
 _NUMBERS: Final = {"float32": 0, "float64": 1, "uint16": 2, "float16": 3}
 
 
@@ -44,11 +42,10 @@ def square_sum(
     is_vector = numbers.ndim == 1 and numbers.flags.c_contiguous and numbers.dtype.isnative
     if not is_vector or numbers.dtype.name not in _NUMBERS or num_threads < 1:
         found = f"{numbers.dtype.str}{list(numbers.shape)} and {num_threads} threads"
-        msg = (
+        raise ArgumentError(
             "numbers must be a contiguous vector of float32, float64, float16 or uint16, with at least 1 thread, "
             f"found {found}"
         )
-        raise ArgumentError(msg)
     total = np.zeros(_native.SQUARE_SUM_SIZE, dtype=np.int64)
     _native.square_sum(numbers, _NUMBERS[numbers.dtype.name], total, chosen_level(), num_threads, poll)
     return total

@@ -4,8 +4,6 @@ import os
 
 from trackbed.kernels import _native
 
-__all__ = ["workers"]
-
 
 class _Kept:
     """The thread pool of this process; a forked child creates its own."""

@@ -31,8 +31,6 @@ from trackbed.loading.read_ahead import ReadAhead
 from trackbed.loading.ring import Ring
 from trackbed.loading.samplers import Positioned
 
-__all__ = ["BatchStream", "LoaderCounters"]
-
 
 @dataclass(slots=True)
 class LoaderCounters:
@@ -308,12 +306,9 @@ def _check(
     dataset: object, *, ahead: int, num_threads: int | None, pinned: bool, device: torch.device | str | None
 ) -> None:
     if not isinstance(dataset, ReadsBatches):
-        msg = f"dataset must support gather, as GPTDataset does, found a {type(dataset).__name__}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"dataset must support gather, as GPTDataset does, found a {type(dataset).__name__}")
     check_at_least(1, ahead=ahead, num_threads=1 if num_threads is None else num_threads)
     if device is not None and not _is_cuda(device):
-        msg = f"device must be a CUDA device, or None for batches in the host's memory, found {device}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"device must be a CUDA device, or None for batches in the host's memory, found {device}")
     if (pinned or device is not None) and not torch.cuda.is_available():
-        msg = f"pinned memory needs an accelerator, found none (pinned {pinned}, device {device})"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"pinned memory needs an accelerator, found none (pinned {pinned}, device {device})")

@@ -7,8 +7,6 @@ from typing import Any, Final, Protocol, runtime_checkable
 from trackbed.errors import ArgumentError
 from trackbed.loading.position import check_mapping
 
-__all__ = ["BatchSampler", "CountedBatches"]
-
 VERSION: Final = 1
 
 
@@ -65,6 +63,7 @@ class CountedBatches:
         """
         check_mapping(state)
         if state.get("version") != VERSION or not isinstance(state.get("batches"), int) or state["batches"] < 0:
-            msg = f"the state of batches must have version {VERSION} and a number of batches, found {dict(state)}"
-            raise ArgumentError(msg)
+            raise ArgumentError(
+                f"the state of batches must have version {VERSION} and a number of batches, found {dict(state)}"
+            )
         self._yielded = self._begin = state["batches"]

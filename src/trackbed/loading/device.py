@@ -9,8 +9,6 @@ import torch
 
 from trackbed.datasets import Batch
 
-__all__ = ["DeviceBatch", "DeviceCopies", "on_device", "with_index"]
-
 
 def with_index(device: torch.device, current: int | None) -> torch.device:
     """Returns the device with its number; of "cuda" alone the current one."""

@@ -22,8 +22,6 @@ from trackbed.files.stores.waiting import LeftError, WaitingPool, ends_with, res
 from trackbed.kernels import FetchedBytes
 from trackbed.tokens.stored.budget import BUDGET
 
-__all__ = ["fetch_ahead"]
-
 _Job = TypeVar("_Job")
 _WEIGHT: Final = 0.25
 """Weight of the last measurement in the averages of the two times."""

@@ -17,8 +17,6 @@ from trackbed.loading.batch_stream import BatchStream
 from trackbed.loading.samplers import MegatronPretrainingSampler
 from trackbed.plural import number_of
 
-__all__ = ["BatchLoader"]
-
 
 class _Passes(MegatronPretrainingSampler):
     """Sampler of passes over the dataset: after one that has ended, wherever it began, the next one is whole."""
@@ -94,16 +92,15 @@ class BatchLoader(BatchStream):
     ) -> None:
         rank, size = _place() if rank is None and num_ranks is None else _given_place(rank, num_ranks)
         if not isinstance(dataset, ReadsBatches):
-            msg = f"dataset must be that of a split, such as splits.train, found a {type(dataset).__name__}"
-            raise ArgumentError(msg)
+            raise ArgumentError(
+                f"dataset must be that of a split, such as splits.train, found a {type(dataset).__name__}"
+            )
         check_at_least(1, batch_size=batch_size)
         check_at_least(0, consumed_samples=consumed_samples)
         if not isinstance(drop_last, (bool, np.bool_)):
-            msg = f"drop_last must be True or False, found {drop_last!r}"
-            raise ArgumentError(msg)
+            raise ArgumentError(f"drop_last must be True or False, found {drop_last!r}")
         if not isinstance(shuffle_ranks, (bool, np.bool_, NoneType)):
-            msg = f"shuffle_ranks must be True, False or None, found {shuffle_ranks!r}"
-            raise ArgumentError(msg)
+            raise ArgumentError(f"shuffle_ranks must be True, False or None, found {shuffle_ranks!r}")
         config = getattr(dataset, "config", None)
         shuffles = getattr(config, "order", None) == "instant" if shuffle_ranks is None else bool(shuffle_ranks)
         self.rank = rank
@@ -111,14 +108,12 @@ class BatchLoader(BatchStream):
         self._step = batch_size * size
         self._drop_last = drop_last
         if not len(dataset):
-            msg = f"dataset must have at least 1 sample, found none in {dataset!r}"
-            raise ArgumentError(msg)
+            raise ArgumentError(f"dataset must have at least 1 sample, found none in {dataset!r}")
         if drop_last and len(dataset) < self._step:
-            msg = (
+            raise ArgumentError(
                 f"dataset must have at least {number_of(self._step, 'sample')}, one step of {number_of(size, 'rank')} "
                 f"with batch_size {batch_size}, found {len(dataset):,}; drop_last=False returns them"
             )
-            raise ArgumentError(msg)
         sampler = _Passes(
             len(dataset),
             consumed_samples,
@@ -152,8 +147,7 @@ def _given_place(rank: int | None, num_ranks: int | None) -> tuple[int, int]:
     check_at_least(1, num_ranks=num_ranks)
     check_at_least(0, rank=rank)
     if rank >= num_ranks:  # type: ignore[operator]  # both are integers
-        msg = f"rank must be below num_ranks {num_ranks}, found {rank}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"rank must be below num_ranks {num_ranks}, found {rank}")
     return rank, num_ranks  # type: ignore[return-value]
 
 

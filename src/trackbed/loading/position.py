@@ -11,8 +11,6 @@ from trackbed.datasets.identity import DataChecksum, Identity
 from trackbed.errors import ArgumentError
 from trackbed.kernels.integers import is_integer
 
-__all__ = ["Position", "check_data", "check_mapping"]
-
 logger = logging.getLogger(__name__)
 
 VERSION: Final = 1
@@ -57,8 +55,7 @@ class Position:
         """
         check_mapping(state)
         if state.get("version") != VERSION:
-            msg = f"the state of a sampler must have version {VERSION}, found {state.get('version')}"
-            raise ArgumentError(msg)
+            raise ArgumentError(f"the state of a sampler must have version {VERSION}, found {state.get('version')}")
         if self.fingerprint is None:
             logger.warning("resuming without a fingerprint: cannot check that the data are the same")
         if identity is not None and identity.recognises(state):
@@ -66,23 +63,21 @@ class Position:
         for name in ("fingerprint", "total_samples", "order", "data_parallel_size", "permuted"):
             if state.get(name) != getattr(self, name):
                 found = getattr(self, name)
-                msg = f"a run can resume only with the saved {name} {state.get(name)!r}, found {found!r}"
-                raise ArgumentError(msg)
+                raise ArgumentError(f"a run can resume only with the saved {name} {state.get(name)!r}, found {found!r}")
         consumed: Any = state.get("consumed_samples")
         if not is_integer(consumed) or not 0 <= consumed < _MOST_SAMPLES:
-            msg = f"the state of a sampler must have consumed_samples in [0, 2**62), found {consumed!r}"
-            raise ArgumentError(msg)
+            raise ArgumentError(f"the state of a sampler must have consumed_samples in [0, 2**62), found {consumed!r}")
         per_epoch: Any = state.get("samples_per_epoch")
         if per_epoch is not None and (not is_integer(per_epoch) or not 0 < per_epoch < _MOST_SAMPLES):
-            msg = f"the state of a sampler must have samples_per_epoch in [1, 2**62) or None, found {per_epoch!r}"
-            raise ArgumentError(msg)
+            raise ArgumentError(
+                f"the state of a sampler must have samples_per_epoch in [1, 2**62) or None, found {per_epoch!r}"
+            )
         epochs = {consumed // size for size in (state.get("samples_per_epoch"), self.samples_per_epoch) if size}
         if state.get("samples_per_epoch") != self.samples_per_epoch and epochs != {0}:
-            msg = (
+            raise ArgumentError(
                 "a run can resume after its first epoch only with the saved samples_per_epoch "
                 f"{state.get('samples_per_epoch')}, found {self.samples_per_epoch}"
             )
-            raise ArgumentError(msg)
         return replace(self, consumed_samples=index(consumed))
 
 
@@ -93,8 +88,7 @@ def check_mapping(state: object) -> None:
         ArgumentError: `state` is not a mapping.
     """
     if not isinstance(state, Mapping):
-        msg = f"a state must be a mapping, as state_dict returns it, found a {type(state).__name__}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"a state must be a mapping, as state_dict returns it, found a {type(state).__name__}")
 
 
 def check_data(state: Mapping[str, Any], data: DataChecksum) -> None:
@@ -113,11 +107,10 @@ def check_data(state: Mapping[str, Any], data: DataChecksum) -> None:
     if saved is None and state.get("fingerprint") is None:
         logger.warning("resuming without data_checksum: cannot check whether the data were rewritten since")
     elif saved is None:
-        msg = (
+        raise ArgumentError(
             "a position with a fingerprint must have a data_checksum, found none, as development versions saved it; to "
             f"read on from there, give a new loader consumed_samples={state.get('consumed_samples')!r}"
         )
-        raise ArgumentError(msg)
     elif saved == (found := data.confirm(state)):
         if None not in (state.get("data_stamps"), data.stamps) and state["data_stamps"] != data.stamps:
             logger.warning(
@@ -125,11 +118,10 @@ def check_data(state: Mapping[str, Any], data: DataChecksum) -> None:
                 "same lengths, and may have other tokens"
             )
     else:
-        msg = (
+        raise ArgumentError(
             f"a run can resume only with unchanged data: data_checksum was {saved!r}, found {found!r}; "
             "the files were rewritten with other documents or in another order"
         )
-        raise ArgumentError(msg)
 
 
 @cache

@@ -6,8 +6,6 @@ from trackbed.datasets import BlendedDataset, GPTDataset, Piece
 from trackbed.errors import ArgumentError
 from trackbed.tokens import IndexedGroup
 
-__all__ = ["Origin", "Provenance", "provenance"]
-
 
 @dataclass(frozen=True, slots=True)
 class Origin:
@@ -61,8 +59,7 @@ def provenance(dataset: GPTDataset | BlendedDataset, position: int) -> Provenanc
         number, sample = dataset.locate(position)
         member = dataset.datasets[number]
     if not isinstance(member, GPTDataset):
-        msg = f"dataset must be a GPTDataset or a blend of them, found a {type(member).__name__}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"dataset must be a GPTDataset or a blend of them, found a {type(member).__name__}")
     origins = tuple(_origin(member, piece) for piece in member.pieces(sample))
     return Provenance(position, number, str(member.dataset_path), int(sample), origins)
 

@@ -16,8 +16,6 @@ from typing import Any, Final, Generic, TypeVar
 
 from trackbed.errors import ArgumentError
 
-__all__ = ["ReadAhead"]
-
 Item = TypeVar("Item")
 _END: Final = object()
 _END_SECONDS: Final = 0.1
@@ -74,8 +72,9 @@ class ReadAhead(Generic[Item]):
             StopIteration: there are no more items.
         """
         if self._process != os.getpid():
-            msg = "prefetched items must be used in the process that created them, found a fork of it: iterate again"
-            raise ArgumentError(msg)
+            raise ArgumentError(
+                "prefetched items must be used in the process that created them, found a fork of it: iterate again"
+            )
         if self._is_over:
             raise StopIteration
         item = self._queue.take()

@@ -9,8 +9,6 @@ import torch
 
 from trackbed.datasets import Batch
 
-__all__ = ["Ring"]
-
 
 class Ring:
     """Pool of batches whose memory is returned automatically.

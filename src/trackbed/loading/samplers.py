@@ -19,9 +19,6 @@ from trackbed.kernels.integers import is_integer
 from trackbed.loading.position import Position, check_data
 from trackbed.plural import number_of
 
-__all__ = ["MegatronPretrainingRandomSampler", "MegatronPretrainingSampler", "Positioned"]
-
-
 _ORDER: Final = "sequential"
 _SHUFFLED: Final = re.compile(rf"{_ORDER}, ranks shuffled by seed (0|[1-9][0-9]{{0,19}})")
 """Order of a position whose ranks are shuffled. It has no key of its own: states have the same keys either way."""
@@ -120,18 +117,18 @@ class MegatronPretrainingSampler(Positioned):
         micro_batch_size: int,
         data_parallel_rank: int,
         data_parallel_size: int,
-        drop_last: bool = True,  # noqa: FBT001, FBT002  Megatron's signature
+        drop_last: bool = True,
         *,
         fingerprint: str | None = None,
         rank_seed: int | None = None,
     ) -> None:
         _check_ranks(total_samples, micro_batch_size, data_parallel_rank, data_parallel_size)
         if rank_seed is not None and not (is_integer(rank_seed) and 0 <= rank_seed < 1 << 64):
-            msg = f"rank_seed must be None, or an integer in [0, 2**64), found {rank_seed!r}"
-            raise ArgumentError(msg)
+            raise ArgumentError(f"rank_seed must be None, or an integer in [0, 2**64), found {rank_seed!r}")
         if not 0 <= consumed_samples < total_samples:
-            msg = f"consumed_samples must be in [0, total_samples = {total_samples}), found {consumed_samples}"
-            raise ArgumentError(msg)
+            raise ArgumentError(
+                f"consumed_samples must be in [0, total_samples = {total_samples}), found {consumed_samples}"
+            )
         self.total_samples = total_samples
         self.consumed_samples = consumed_samples
         self.micro_batch_size = micro_batch_size
@@ -171,8 +168,9 @@ class MegatronPretrainingSampler(Positioned):
             own = replace(own, order=order)  # of either kind: the loader follows it
         position = own.resumed(state, identity=self._identity)
         if position.consumed_samples > self.total_samples:
-            msg = f"consumed_samples must be in [0, {self.total_samples}], found {position.consumed_samples}"
-            raise ArgumentError(msg)
+            raise ArgumentError(
+                f"consumed_samples must be in [0, {self.total_samples}], found {position.consumed_samples}"
+            )
         return position
 
     def move_to(self, position: Position) -> None:
@@ -235,13 +233,12 @@ class MegatronPretrainingRandomSampler(Positioned):
         micro_batch_size: int,
         data_parallel_rank: int,
         data_parallel_size: int,
-        data_sharding: bool,  # noqa: FBT001  Megatron's signature
+        data_sharding: bool,
         *,
         drop_last: bool = False,
     ) -> None:
         if not isinstance(drop_last, bool):
-            msg = f"drop_last must be True or False, found {drop_last!r}"
-            raise ArgumentError(msg)
+            raise ArgumentError(f"drop_last must be True or False, found {drop_last!r}")
         _check_ranks(total_samples, micro_batch_size, data_parallel_rank, data_parallel_size)
         self.dataset = dataset
         self.total_samples = total_samples
@@ -262,16 +259,14 @@ class MegatronPretrainingRandomSampler(Positioned):
     def _checked(self, consumed_samples: int) -> int:
         step, epoch = self.micro_batch_times_data_parallel_size, self._samples_per_epoch
         if epoch == 0:
-            msg = (
+            raise ArgumentError(
                 f"total_samples must be at least {step:,}, one micro batch of every rank, found {self.total_samples:,}"
             )
-            raise ArgumentError(msg)
         if consumed_samples < 0 or consumed_samples % epoch % step:
-            msg = (
+            raise ArgumentError(
                 f"consumed_samples must be a multiple of {step:,} within an epoch of {number_of(epoch, 'sample')}, "
                 f"found {consumed_samples:,}"
             )
-            raise ArgumentError(msg)
         return consumed_samples
 
     def __len__(self) -> int:
@@ -338,11 +333,9 @@ class MegatronPretrainingRandomSampler(Positioned):
 
 def _check_ranks(total_samples: int, micro_batch_size: int, data_parallel_rank: int, data_parallel_size: int) -> None:
     if total_samples < 1 or micro_batch_size < 1 or data_parallel_size < 1:
-        msg = (
+        raise ArgumentError(
             "total_samples, micro_batch_size and data_parallel_size must be at least 1, "
             f"found {total_samples}, {micro_batch_size} and {data_parallel_size}"
         )
-        raise ArgumentError(msg)
     if not 0 <= data_parallel_rank < data_parallel_size:
-        msg = f"data_parallel_rank must be in [0, {data_parallel_size}), found {data_parallel_rank}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"data_parallel_rank must be in [0, {data_parallel_size}), found {data_parallel_rank}")

@@ -139,8 +139,7 @@ sys.meta_path.insert(0, Finder(f"{__name__}.core", MODULES))
 
 def __getattr__(name: str) -> Any:
     if name not in _LAZY_NAMES:
-        msg = f"module {__name__!r} has no attribute {name!r}"
-        raise AttributeError(msg)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module, _, attribute = _LAZY_NAMES[name].partition(":")
     return getattr(import_module(module), attribute)
 
@@ -172,8 +171,7 @@ def install(*, parts: Collection[str] = PARTS, exchange: Literal["auto", "none",
         TrackbedError: modules that would be replaced were already imported; the message names the importer.
     """
     if isinstance(parts, str) or not set(parts) <= set(PARTS):
-        msg = f"parts: must be a collection of names among {PARTS}, found {parts!r}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"parts: must be a collection of names among {PARTS}, found {parts!r}")
     if exchange is not None:
         from trackbed.megatron.checkpoints.fully_parallel import choose_exchange
 
@@ -222,8 +220,7 @@ def _require_not_imported(paths: Collection[str]) -> None:
     package = _MEGATRON if by_core else f"{_MEGATRON}.{part_of(first)}"
     reason = f", which imports {_MEGATRON}.{part_of(first)}" if by_core else ""
     advice = '; install(parts=("datasets",)) is possible after it' if by_core else ""
-    msg = (
+    raise TrackbedError(
         f"trackbed.megatron.install() must come before {package} is imported{reason}; "
         f"found {_MEGATRON}.{first} imported by {importers_of(package)}{advice}"
     )
-    raise TrackbedError(msg)

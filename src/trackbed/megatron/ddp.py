@@ -29,8 +29,6 @@ else:
         with contextlib.suppress(ModuleNotFoundError):  # Megatron Core is not installed
             from megatron.core.transformer.module import MegatronModule
 
-__all__ = ["DistributedDataParallel", "MegatronEngine"]
-
 
 class MegatronEngine(GradientEngine):
     """Engine of a model under the rules of Megatron Core's programs.
@@ -92,8 +90,7 @@ class MegatronEngine(GradientEngine):
             return super()._scaling_factors()
         # Gradients are summed, and `finalize_model_grads` divides them by the number of tokens.
         if self.config.average_in_collective:
-            msg = "average_in_collective must be False with calculate_per_token_loss, but is True"
-            raise GradientError(msg)
+            raise GradientError("average_in_collective must be False with calculate_per_token_loss, but is True")
         return ScalingFactors(1.0, 1.0)
 
     def _shards(self) -> tuple[Any, Any]:
@@ -112,7 +109,7 @@ class MegatronEngine(GradientEngine):
     def _described_options(self) -> dict[str, bool]:
         return {"one bucket": self.is_one_bucket}
 
-    def _described_values(self, *, of_experts: bool) -> list[str]:  # noqa: ARG002
+    def _described_values(self, *, of_experts: bool) -> list[str]:
         return []
 
     def _takes_orders(self) -> bool:
@@ -162,7 +159,7 @@ class DistributedDataParallel(DataParallel, MegatronModule):
         config: Any,
         ddp_config: DistributedDataParallelConfig | None,
         module: torch.nn.Module,
-        disable_bucketing: bool = False,  # noqa: FBT001, FBT002  Megatron Core's signature, as below
+        disable_bucketing: bool = False,
         pg_collection: Any = None,
         *,
         process_group: torch.distributed.ProcessGroup | Group | None = None,
@@ -209,7 +206,7 @@ class DistributedDataParallel(DataParallel, MegatronModule):
         self.ep_group = groups.ep_group
         self.inter_dist_opt_group = groups.inter_dist_opt_group
 
-    def start_grad_sync(self, *unused: Any) -> None:  # noqa: ARG002  Megatron Core's schedules pass the parameters
+    def start_grad_sync(self, *unused: Any) -> None:
         """Begins to reduce all gradients; without `overlap_grad_reduce`, waits for the end.
 
         Raises:
@@ -218,7 +215,7 @@ class DistributedDataParallel(DataParallel, MegatronModule):
         """
         self.engine.order.issue_rest(force_all_reduce=False)
 
-    def finish_grad_sync(self, force_all_reduce: bool | None = False) -> None:  # noqa: FBT001, FBT002
+    def finish_grad_sync(self, force_all_reduce: bool | None = False) -> None:
         """Waits until all gradients are reduced, which begins here if it has not yet.
 
         Args:
@@ -238,7 +235,7 @@ class DistributedDataParallel(DataParallel, MegatronModule):
         for buffer in self.engine.buffers():
             buffer.scale_gradients(scaling_factor)
 
-    def start_param_sync(self, *unused: Any, force_sync: bool = False, force_dispatch: bool = False) -> None:  # noqa: ARG002
+    def start_param_sync(self, *unused: Any, force_sync: bool = False, force_dispatch: bool = False) -> None:
         """Begins to gather all parameters; without `overlap_param_gather`, waits for the end.
 
         Args:
@@ -260,7 +257,7 @@ class DistributedDataParallel(DataParallel, MegatronModule):
         """
         self.engine.enable_forward_hooks()
 
-    def disable_forward_pre_hook(self, param_sync: bool = True) -> None:  # noqa: FBT001, FBT002
+    def disable_forward_pre_hook(self, param_sync: bool = True) -> None:
         """Removes the hooks.
 
         Args:
@@ -274,7 +271,7 @@ class DistributedDataParallel(DataParallel, MegatronModule):
         if param_sync:
             self.start_param_sync(force_sync=True)
 
-    def offload_grad_buffers(self, synchronize: bool = True, empty_cache: bool = True) -> None:  # noqa: FBT001, FBT002
+    def offload_grad_buffers(self, synchronize: bool = True, empty_cache: bool = True) -> None:
         """Frees the memory of the gradients, which are lost. They must not be used before `restore_grad_buffers`.
 
         Args:
@@ -288,7 +285,7 @@ class DistributedDataParallel(DataParallel, MegatronModule):
         if empty_cache and torch.cuda.is_available():
             torch.cuda.empty_cache()
 
-    def restore_grad_buffers(self, synchronize: bool = True) -> None:  # noqa: FBT001, FBT002
+    def restore_grad_buffers(self, synchronize: bool = True) -> None:
         """Takes memory for the gradients again; they are zero.
 
         Args:
@@ -299,7 +296,7 @@ class DistributedDataParallel(DataParallel, MegatronModule):
         if synchronize and torch.cuda.is_available():
             torch.cuda.synchronize()
 
-    def state_dict_for_save_checkpoint(self, prefix: str = "", keep_vars: bool = False) -> Any:  # noqa: FBT001, FBT002
+    def state_dict_for_save_checkpoint(self, prefix: str = "", keep_vars: bool = False) -> Any:
         """State of the model for a checkpoint, as Megatron Core's modules give it."""
         self.wait_for_params()
         return self.module.state_dict_for_save_checkpoint(prefix=prefix, keep_vars=keep_vars)  # type: ignore[operator]

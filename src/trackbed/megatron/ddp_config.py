@@ -7,8 +7,6 @@ from trackbed.errors import ArgumentError
 from trackbed.grads.config import check_collectives
 from trackbed.grads.config import check_options as check_own_options
 
-__all__ = ["DistributedDataParallelConfig", "check_options"]
-
 _UNSUPPORTED: Final = (
     "fp8_param_gather",
     "reuse_grad_buf_for_mxfp8_param_ag",
@@ -120,8 +118,7 @@ class DistributedDataParallelConfig:
 
     def __post_init__(self) -> None:
         if self.reuse_grad_buf_for_mxfp8_param_ag and not self.fp8_param_gather:
-            msg = "reuse_grad_buf_for_mxfp8_param_ag needs fp8_param_gather=True, but that is False"
-            raise ArgumentError(msg)
+            raise ArgumentError("reuse_grad_buf_for_mxfp8_param_ag needs fp8_param_gather=True, but that is False")
         check_collectives(self)
 
 
@@ -132,20 +129,20 @@ def check_options(config: object) -> None:
         ArgumentError: an option is not supported, or two contradict each other.
     """
     if not isinstance(config, DistributedDataParallelConfig):
-        msg = (
+        raise ArgumentError(
             "ddp_config must be trackbed.megatron's DistributedDataParallelConfig, but is of "
             f"{type(config).__module__}.{type(config).__qualname__}"
         )
-        raise ArgumentError(msg)
     for option in _UNSUPPORTED:
         if getattr(config, option):
-            msg = f"{option} is not supported, and must be False"
-            raise ArgumentError(msg)
+            raise ArgumentError(f"{option} is not supported, and must be False")
     for option in ("data_parallel_sharding_strategy", "outer_dp_sharding_strategy"):
         if getattr(config, option) != "no_shard":
-            msg = f"{option} must be 'no_shard', as FSDP is not supported, but is {getattr(config, option)!r}"
-            raise ArgumentError(msg)
+            raise ArgumentError(
+                f"{option} must be 'no_shard', as FSDP is not supported, but is {getattr(config, option)!r}"
+            )
     check_own_options(config)
     if config.num_distributed_optimizer_instances > 1 and not config.use_distributed_optimizer:
-        msg = "num_distributed_optimizer_instances > 1 needs use_distributed_optimizer=True, but that is False"
-        raise ArgumentError(msg)
+        raise ArgumentError(
+            "num_distributed_optimizer_instances > 1 needs use_distributed_optimizer=True, but that is False"
+        )

@@ -8,8 +8,6 @@ import torch
 from trackbed.grads.collectives.protocol import TOKENS
 from trackbed.megatron.ddp import DistributedDataParallel
 
-__all__ = ["finalize_model_grads"]
-
 
 def finalize_model_grads(
     model: Sequence[DistributedDataParallel], num_tokens: torch.Tensor | int | None = None

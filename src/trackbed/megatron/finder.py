@@ -10,8 +10,6 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-__all__ = ["Finder"]
-
 
 class Finder(MetaPathFinder):
     """Finds the modules of a table below `root`, and their parent packages if no other finder provides them.
@@ -91,8 +89,7 @@ class _TableLoader(Loader):
         if self._own_spec is None or self._own_spec.loader is None or special:
             if name == "__all__":
                 return sorted(self.names)
-            msg = f"module {module_name!r} has no attribute {name!r}"
-            raise AttributeError(msg)
+            raise AttributeError(f"module {module_name!r} has no attribute {name!r}")
         with self._lock:
             if self._own_module is None:
                 own = importlib.util.module_from_spec(self._own_spec)

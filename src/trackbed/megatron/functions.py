@@ -18,18 +18,6 @@ from trackbed.index.samples import sample_index_dtype
 from trackbed.tokens import SequenceIndex
 from trackbed.tokens import open_index as open_index_file
 
-__all__ = [
-    "build_blending_indices",
-    "build_exhaustive_blending_indices",
-    "build_mapping",
-    "build_sample_idx",
-    "build_sample_idx_int32",
-    "build_sample_idx_int64",
-    "compile_helpers",
-    "log_single_rank",
-    "open_index",
-]
-
 Rows = npt.NDArray[np.integer[Any]]
 
 
@@ -39,7 +27,7 @@ def build_blending_indices(
     weights: Any,
     num_datasets: int,
     size: int,
-    verbose: bool = False,  # noqa: ARG001, FBT001, FBT002  Megatron Core's signature
+    verbose: bool = False,
 ) -> None:
     """Fills the first `size` elements of both outputs greedily; see `trackbed.index.greedy_blend`."""
     shares = np.asarray(weights, dtype=np.float64)
@@ -68,7 +56,7 @@ def build_mapping(
     max_seq_length: int,
     short_seq_prob: float,
     seed: int,
-    verbose: bool,  # noqa: ARG001, FBT001  Megatron Core's signature
+    verbose: bool,
     min_num_sent: int,
 ) -> Rows:
     """`[R, 3]` samples of whole sentences, shuffled; see `trackbed.kernels.build_mapping`."""
@@ -90,8 +78,8 @@ def build_sample_idx(
     sequence_length: int,
     num_epochs: int,
     tokens_per_epoch: int,
-    drop_last_partial_sequence: bool = True,  # noqa: FBT001, FBT002  Megatron Core's signature
-    add_extra_token_to_sequence: bool = True,  # noqa: FBT001, FBT002  Megatron Core's signature
+    drop_last_partial_sequence: bool = True,
+    add_extra_token_to_sequence: bool = True,
 ) -> Rows:
     """`[R + 1, 2]` rows of the sample index, int32 where they fit; see `trackbed.index.sample_index`."""
     dtype = sample_index_dtype(len(document_indices), int(sizes.max()) if len(sizes) else 0)
@@ -131,9 +119,9 @@ def log_single_rank(logger: logging.Logger, *args: Any, rank: int = 0, **kwargs:
 
 def open_index(
     idx_path: str,
-    multimodal: bool,  # noqa: FBT001  Megatron Core's signature
+    multimodal: bool,
     sequences_per_dataset: tuple[int, int] | None = None,
-    dtype_code: int | None = None,  # noqa: ARG001  the header contains it
+    dtype_code: int | None = None,
 ) -> SequenceIndex:
     """Opens the index file at a path.
 
@@ -144,18 +132,17 @@ def open_index(
     index = open_index_file(Path(idx_path), multimodal=multimodal)
     found = (index.sequence_count, index.document_count)
     if sequences_per_dataset is not None and found != tuple(sequences_per_dataset):
-        msg = f"{idx_path}: must have {sequences_per_dataset} sequences and document borders, found {found}"
-        raise ArgumentError(msg)
+        raise ArgumentError(
+            f"{idx_path}: must have {sequences_per_dataset} sequences and document borders, found {found}"
+        )
     return index
 
 
 def _check_counts(name: str, found: int, num_datasets: int) -> None:
     if found < num_datasets:
-        msg = f"{name} must have num_datasets = {num_datasets} entries, found {found}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"{name} must have num_datasets = {num_datasets} entries, found {found}")
 
 
 def _check_room(datasets: int, samples: int, size: int) -> None:
     if not 0 <= size <= min(datasets, samples):
-        msg = f"size must be in [0, {min(datasets, samples)}], the length of the outputs, found {size}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"size must be in [0, {min(datasets, samples)}], the length of the outputs, found {size}")

@@ -4,8 +4,6 @@ import sys
 from collections.abc import Container
 from types import FunctionType, ModuleType
 
-__all__ = ["importers_of"]
-
 _SHOWN = 3
 
 

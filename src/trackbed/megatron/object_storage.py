@@ -11,17 +11,6 @@ from trackbed.tokens import ObjectStorageConfig
 from trackbed.tokens.stored.index_cache import StoredIndex
 from trackbed.tokens.stored.open_pairs import stored_pair_exists
 
-__all__ = [
-    "S3Client",
-    "cache_index_file",
-    "dataset_exists",
-    "get_index_cache_path",
-    "get_object_storage_access",
-    "is_object_storage_path",
-    "is_s3_path",
-    "parse_s3_path",
-]
-
 _S3, _MSC = "s3://", "msc://"
 
 
@@ -76,13 +65,12 @@ def parse_s3_path(path: str) -> tuple[str, str]:
         ArgumentError: the address has another scheme.
     """
     if not is_s3_path(path):
-        msg = f"{path}: an address must begin with {_S3}, found another"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"{path}: an address must begin with {_S3}, found another")
     bucket, _, key = path.removeprefix(_S3).partition("/")
     return bucket, key
 
 
-def dataset_exists(path_prefix: str, idx_path: str, bin_path: str) -> bool:  # noqa: ARG001  Megatron Core's signature
+def dataset_exists(path_prefix: str, idx_path: str, bin_path: str) -> bool:
     """True if both objects of a pair exist.
 
     Raises:
@@ -118,5 +106,4 @@ def cache_index_file(remote_path: str, local_path: str) -> None:
 
 def _check(path: str) -> None:
     if not is_object_storage_path(path):
-        msg = f"{path}: an address must begin with {_S3} or {_MSC}, found another"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"{path}: an address must begin with {_S3} or {_MSC}, found another")

@@ -6,8 +6,6 @@ from typing import Any
 from trackbed.errors import ArgumentError
 from trackbed.grads.agreement import GroupOfRanks, ProcessGroups
 
-__all__ = ["MegatronGroups"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MegatronGroups:
@@ -59,8 +57,7 @@ class MegatronGroups:
         needed = ("dp", "intra_dp_cp", "intra_expt_dp", "inter_dist_opt") if has_instances else ("dp",)
         for name in needed:
             if getattr(collection, name, None) is None:
-                msg = f"pg_collection must have the process group {name!r}, but does not"
-                raise ArgumentError(msg)
+                raise ArgumentError(f"pg_collection must have the process group {name!r}, but does not")
         alone = GroupOfRanks()
         ranks = getattr(collection, "dp_cp", None) or collection.dp
         experts = getattr(collection, "expt_dp", None) or alone

@@ -11,8 +11,6 @@ import torch
 
 from trackbed.grads.gradient_check import choose_judge
 
-__all__ = ["RerunJudge", "logger"]
-
 logger = logging.getLogger("trackbed.grads")
 """Parent of the loggers of buffers and bucket groups, which a level or handler that is set here reaches."""
 

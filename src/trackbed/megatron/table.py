@@ -3,8 +3,6 @@
 from collections.abc import Mapping
 from typing import Final
 
-__all__ = ["MODULES", "PARTS", "part_of"]
-
 _OBJECT_STORAGE: Final = {
     **dict.fromkeys(("ObjectStorageConfig", "S3Config"), "trackbed.tokens.stored.config:ObjectStorageConfig"),
     **{

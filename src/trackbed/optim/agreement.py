@@ -13,8 +13,6 @@ import torch
 from trackbed.errors import CollectiveError
 from trackbed.files.checksum import crc32
 
-__all__ = ["brief", "check_same", "describe_options", "describe_update", "digest_of_state", "digests_of"]
-
 _NOT_OPTIONS: Final = ("params", "param_names")
 
 
@@ -116,10 +114,9 @@ def check_same(
     other = next((found for found in of_ranks if found[1] != usual[1]), usual)
     pairs = zip_longest(other[1], usual[1], fillvalue="no more")
     here, there = next(((one, two) for one, two in pairs if one != two), ("other values", "others"))
-    msg = (
+    raise CollectiveError(
         f"optimizer: {name} must be the same on every rank, but rank {other[0]} has {here}, and rank {usual[0]} {there}"
     )
-    raise CollectiveError(msg)
 
 
 def _plain(value: Any) -> Any:

@@ -6,8 +6,6 @@ import torch
 
 from trackbed.errors import ArgumentError
 
-__all__ = ["check_elementwise"]
-
 _ELEMENTWISE: Final = (
     "ASGD",
     "Adadelta",
@@ -34,9 +32,8 @@ def check_elementwise(optimizer: torch.optim.Optimizer) -> None:
     """
     known = tuple(getattr(torch.optim, name) for name in _ELEMENTWISE if hasattr(torch.optim, name))
     if not getattr(optimizer, "is_elementwise", type(optimizer) in known):
-        msg = (
+        raise ArgumentError(
             "optimizer: its update must be elementwise to be sharded, which is not known of "
             f"{type(optimizer).__name__}: set is_elementwise = True on the class if it is, or "
             "use_distributed_optimizer=False"
         )
-        raise ArgumentError(msg)

@@ -10,8 +10,6 @@ import torch
 
 from trackbed.grads.collectives import Fetch
 
-__all__ = ["GpuSquares"]
-
 logger = logging.getLogger(__name__)
 
 _LIMB_BITS = 40

@@ -6,8 +6,6 @@ from typing import Any, Final, Literal, TypeGuard
 
 from trackbed.errors import ArgumentError
 
-__all__ = ["LossScale", "is_number"]
-
 _FIRST: Final = 2.0**16
 _SMALLEST: Final = 1.0
 _LARGEST: Final = 2.0**24
@@ -45,8 +43,9 @@ class LossScale:
         elif is_number(loss_scale) and _LOWEST <= loss_scale <= 1 / _LOWEST:
             self.value = float(loss_scale)
         else:
-            msg = f"loss_scale must be a number from 2**-126 to 2**126, 'dynamic' or None, but is {loss_scale!r}"
-            raise ArgumentError(msg)
+            raise ArgumentError(
+                f"loss_scale must be a number from 2**-126 to 2**126, 'dynamic' or None, but is {loss_scale!r}"
+            )
         self._good_steps = 0
 
     def update(self, *, is_finite: bool) -> None:
@@ -73,9 +72,8 @@ class LossScale:
         if self.is_dynamic:
             scale, good_steps = state.get("scale"), state.get("good_steps")
             if not (is_number(scale) and _SMALLEST <= scale <= _LARGEST and isinstance(good_steps, int)):
-                msg = (
+                raise ArgumentError(
                     f"state of the optimizer: loss_scale must have a 'scale' from {_SMALLEST:g} to {_LARGEST:g} and a "
                     f"whole number of 'good_steps', but is {dict(state)}"
                 )
-                raise ArgumentError(msg)
             self.value, self._good_steps = float(scale), good_steps

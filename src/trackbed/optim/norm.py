@@ -19,8 +19,6 @@ from trackbed.grads.collectives.arrays import SUMMABLE, array_of
 from trackbed.kernels import square_sum
 from trackbed.optim.gpu_squares import GpuSquares
 
-__all__ = ["SquareSum", "global_norm"]
-
 _UNIT: Final = -300
 """Binary exponent of the unit in which sums are counted: twice that of the smallest float32, and 2 more."""
 _LIMB_BITS: Final = 40
@@ -117,8 +115,7 @@ class SquareSum:
 
 def _check_type(vector: torch.Tensor) -> None:
     if vector.dtype not in SUMMABLE:
-        msg = f"gradients must be of float32, float64, bfloat16 or float16, but one is of {vector.dtype}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"gradients must be of float32, float64, bfloat16 or float16, but one is of {vector.dtype}")
 
 
 def _sum_of(vector: torch.Tensor) -> SquareSum:

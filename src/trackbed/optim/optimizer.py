@@ -25,8 +25,6 @@ from trackbed.optim.state import OptimizerState
 from trackbed.optim.state_parts import State, StatePart
 from trackbed.optim.torch_optimizers import TorchOptimizers
 
-__all__ = ["DataParallelOptimizer", "StepReport"]
-
 _EPSILON: Final = 1e-6
 _SMALLEST_NORM: Final = 1e-30
 
@@ -77,8 +75,7 @@ class DataParallelOptimizer:
         loss_scale: float | Literal["dynamic"] | None = None,
     ) -> None:
         if max_norm is not None and not (is_number(max_norm) and max_norm >= _SMALLEST_NORM):
-            msg = f"max_norm must be a number of at least {_SMALLEST_NORM}, or None, but is {max_norm!r}"
-            raise ArgumentError(msg)
+            raise ArgumentError(f"max_norm must be a number of at least {_SMALLEST_NORM}, or None, but is {max_norm!r}")
         optimizers = _list_of(optimizer)
         _check_kinds(optimizers, model)
         engine = model.engine
@@ -140,8 +137,7 @@ class DataParallelOptimizer:
             ArgumentError: there are several.
         """
         if len(self.optimizers) > 1:
-            msg = f"optimizer: must be one alone, but there are {len(self.optimizers)}: see optimizers"
-            raise ArgumentError(msg)
+            raise ArgumentError(f"optimizer: must be one alone, but there are {len(self.optimizers)}: see optimizers")
         return self.optimizers[0]
 
     @property
@@ -154,7 +150,7 @@ class DataParallelOptimizer:
         """Parameter groups of the torch optimizer; of several, in their order. A scheduler takes one of them."""
         return self.optimizers[0].param_groups if len(self.optimizers) == 1 else self._torchs.groups
 
-    def zero_grad(self, set_to_none: bool = True) -> None:  # noqa: ARG002, FBT001, FBT002  torch's signature
+    def zero_grad(self, set_to_none: bool = True) -> None:  # noqa: FBT001, FBT002  torch's signature
         """Sets all gradients to zero. They lie in buffers, which stay: `set_to_none` makes no difference."""
         self._engine.zero_gradients()
 
@@ -350,11 +346,10 @@ class DataParallelOptimizer:
     def _check_groups(self) -> None:
         found = [len(group["params"]) for group in self._torchs.groups]
         if found != self._group_sizes:
-            msg = (
+            raise ArgumentError(
                 "optimizer: its parameter groups must stay as they are, but have "
                 f"{found} tensors in place of {self._group_sizes}: add groups before DataParallelOptimizer is built"
             )
-            raise ArgumentError(msg)
         self._check_fused()
 
     def _check_fused(self) -> None:
@@ -362,12 +357,11 @@ class DataParallelOptimizer:
         for piece in self._scattered:
             for group in self._torchs.groups:
                 if group.get("fused") and any(piece.main is main for main in group["params"]):
-                    msg = (
+                    raise ArgumentError(
                         f"optimizer: {piece.name} must fill its memory for fused=True, but has the shape "
                         f"{list(piece.main.shape)} with the strides {list(piece.main.stride())}: leave fused out, or "
                         "give the model a parameter without gaps and overlaps, as clone() makes them"
                     )
-                    raise ArgumentError(msg)
 
 
 def _gradient_of(piece: Piece, factors: list[float]) -> torch.Tensor:
@@ -390,8 +384,7 @@ def _list_of(optimizer: object) -> list[torch.optim.Optimizer]:
     if not isinstance(optimizer, list | tuple):
         return [optimizer]  # type: ignore[list-item]  # _check_kinds follows
     if not optimizer:
-        msg = "optimizer must be one of torch, or a list of some, but is an empty list"
-        raise ArgumentError(msg)
+        raise ArgumentError("optimizer must be one of torch, or a list of some, but is an empty list")
     return list(optimizer)
 
 
@@ -402,16 +395,17 @@ def _check_kinds(optimizers: Sequence[object], model: object) -> None:
         ArgumentError: one is not.
     """
     if not isinstance(model, DistributedDataParallel):
-        msg = f"model must be a DistributedDataParallel, but is of {type(model).__name__}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"model must be a DistributedDataParallel, but is of {type(model).__name__}")
     for optimizer in optimizers:
         if not isinstance(optimizer, torch.optim.Optimizer):
-            msg = f"optimizer must be one of torch, or a list of some, but is of {type(optimizer).__name__}"
-            raise ArgumentError(msg)
+            raise ArgumentError(
+                f"optimizer must be one of torch, or a list of some, but is of {type(optimizer).__name__}"
+            )
         closure = inspect.signature(optimizer.step).parameters.get("closure")
         if closure is not None and closure.default is inspect.Parameter.empty:
-            msg = f"optimizer: its step() must need no closure, but that of {type(optimizer).__name__} does"
-            raise ArgumentError(msg)
+            raise ArgumentError(
+                f"optimizer: its step() must need no closure, but that of {type(optimizer).__name__} does"
+            )
 
 
 def _check_known(optimizers: Sequence[torch.optim.Optimizer], names: Mapping[torch.Tensor, str]) -> None:
@@ -425,22 +419,19 @@ def _check_known(optimizers: Sequence[torch.optim.Optimizer], names: Mapping[tor
         for number, group in enumerate(optimizer.param_groups):
             for place, param in enumerate(group["params"]):
                 if param not in names:
-                    msg = (
+                    raise ArgumentError(
                         "optimizer: its parameters must be those of the model, but number "
                         f"{place} of group {number}, of shape {list(param.shape)}, is not"
                     )
-                    raise ArgumentError(msg)
                 if param in owners:
-                    msg = (
+                    raise ArgumentError(
                         f"optimizer: each parameter must be in one optimizer of the list, but {names[param]} is in "
                         f"{type(owners[param]).__name__} and {type(optimizer).__name__}"
                     )
-                    raise ArgumentError(msg)
                 owners[param] = optimizer
         for param, state in optimizer.state.items():
             if isinstance(param, torch.Tensor) and state and param not in names:
-                msg = (
+                raise ArgumentError(
                     "optimizer: its states must be of parameters of the model, but one of shape "
                     f"{list(param.shape)} is not"
                 )
-                raise ArgumentError(msg)

@@ -11,8 +11,6 @@ from trackbed.grads.collectives import shard_of
 from trackbed.grads.engine import GradientEngine
 from trackbed.grads.parameter_set import name_in_module
 
-__all__ = ["Copies", "Piece", "is_low_precision", "owned_gradients", "pieces_of", "shared_gradients"]
-
 _LOW_PRECISION = (torch.bfloat16, torch.float16)
 
 
@@ -155,13 +153,13 @@ class Copies:
     def value_of(self, piece: Piece) -> torch.Tensor:
         """Value that the copy of a piece has after `take_over`: the copy itself, unless the parameter was written."""
         place = self._places.get(piece)
-        if place is None or piece.param._version == self._versions[place]:  # noqa: SLF001  as below
+        if place is None or piece.param._version == self._versions[place]:
             return piece.main.detach()
         self._wait()
         return _followed(piece)
 
     def _count_changes(self) -> list[int]:
-        return [param._version for param in self._params]  # noqa: SLF001  torch has no public name for it
+        return [param._version for param in self._params]
 
 
 def _followed(piece: Piece) -> torch.Tensor:

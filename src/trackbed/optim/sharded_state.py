@@ -29,8 +29,6 @@ from trackbed.optim.optimizer import DataParallelOptimizer
 from trackbed.optim.state_parts import StatePart
 from trackbed.plural import number_of
 
-__all__ = ["load_sharded_state", "sharded_state"]
-
 _PARTS: Final = "parts"
 
 
@@ -69,8 +67,7 @@ def sharded_state(
         states = _entries(model, meeting.rank, prefix)
         lazy = [name for name, value in states.items() if is_lazy(value)]
         if lazy:
-            msg = f"{lazy[0]} must have values to be saved, but is not initialised: call the model first"
-            raise ArgumentError(msg)
+            raise ArgumentError(f"{lazy[0]} must have values to be saved, but is not initialised: call the model first")
         if meeting.rank > 0:
             names = _names_of_parameters(model)
             states = {name: value for name, value in states.items() if name in names}
@@ -152,35 +149,32 @@ def load_sharded_state(
 def _check(model: torch.nn.Module, optimizer: DataParallelOptimizer | None, prefix: str) -> None:
     """Checks the arguments of both functions."""
     if not isinstance(prefix, str) or "model" in prefix.split("."):
-        msg = f"prefix must be text without the part 'model', which begins the names of a model, but is {prefix!r}"
-        raise ArgumentError(msg)
+        raise ArgumentError(
+            f"prefix must be text without the part 'model', which begins the names of a model, but is {prefix!r}"
+        )
     check_key(prefix)
     if not isinstance(model, torch.nn.Module):
-        msg = f"model must be a module of torch, but is of {type(model).__name__}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"model must be a module of torch, but is of {type(model).__name__}")
     if isinstance(model, DistributedDataParallel):
         model.engine.check_unchanged()
     if optimizer is None:
         return
     if not isinstance(optimizer, DataParallelOptimizer):
-        msg = (
+        raise ArgumentError(
             f"optimizer must be a DataParallelOptimizer, but is of {type(optimizer).__name__}; save the state of "
             'another as a plain value, {"optimizer": optimizer.state_dict()}'
         )
-        raise ArgumentError(msg)
     if optimizer.model is not model:
-        msg = "optimizer must be that of the model, but was made for another one"
-        raise ArgumentError(msg)
+        raise ArgumentError("optimizer must be that of the model, but was made for another one")
     engine = optimizer.model.engine
     engine.check_attached(optimizer)
     if engine.experts.buffers:
         ranks, of_experts = engine.dense_collectives.size(), engine.expert_collectives.size()
         if ranks != of_experts:
-            msg = (
+            raise ArgumentError(
                 f"all ranks must have the same experts, but {of_experts} of {ranks} ranks share them: give the "
                 "parameters of each rank a key of their own with ShardedTensor"
             )
-            raise ArgumentError(msg)
 
 
 def _arguments(optimizer: DataParallelOptimizer | None, prefix: str) -> str:
@@ -236,11 +230,10 @@ def _named_parameters(optimizer: DataParallelOptimizer) -> dict[str, torch.nn.Pa
 def _whole_tensor(name: str, value: torch.Tensor, rank: int, prefix: str) -> ShardedTensor:
     """Entry of a tensor of the model, which all ranks have."""
     if is_part(value):
-        msg = (
+        raise ArgumentError(
             f"{name} must be the same tensor on all ranks, but is a {type(value).__name__}, as FSDP's are: save it "
             "with torch.distributed.checkpoint, or describe its local part with trackbed.ShardedTensor"
         )
-        raise ArgumentError(msg)
     shape = tuple(value.shape)
     return ShardedTensor(
         f"{prefix}model.{name}", value.detach(), value.dtype, shape, shape, (0,) * len(shape), (1,) * len(shape), rank
@@ -271,12 +264,11 @@ def _saved_optimizer(common: Mapping[str, Any], folder: str | Path, name: str) -
     if not _has_parts(saved):
         found = f"of {type(saved).__name__}" if name in common else "none"
         where = "" if name == "optimizer" else f" as {name!r}"
-        msg = (
+        raise CheckpointError(
             f"{folder}: must have a state of the optimizer that sharded_state saved{where}, found {found}: read "
             "another with trackbed.load, such as the state_dict() of torch's optimizer, give it to "
             "load_state_dict(), and leave the optimizer out here"
         )
-        raise CheckpointError(msg)
     return saved
 
 
@@ -298,8 +290,9 @@ def _wanted_parts(
         if name not in params or (params[name] in trained and name not in spans):
             continue
         if not isinstance(types, Mapping):
-            msg = f"state of the optimizer: must have a dictionary for {name} under 'divided', found {types!r}"
-            raise CheckpointError(msg)
+            raise CheckpointError(
+                f"state of the optimizer: must have a dictionary for {name} under 'divided', found {types!r}"
+            )
         numel = params[name].numel()
         span = spans.get(name, (0, numel))
         replica_id = 0 if is_sharded and name in spans else rank
@@ -355,8 +348,7 @@ def _is_extra_state(name: str) -> bool:
 def _type_of(name: object) -> torch.dtype:
     found = getattr(torch, name, None) if isinstance(name, str) else None
     if not isinstance(found, torch.dtype):
-        msg = f"state of the optimizer: must name types of torch under 'divided', found {name!r}"
-        raise CheckpointError(msg)
+        raise CheckpointError(f"state of the optimizer: must name types of torch under 'divided', found {name!r}")
     return found
 
 
@@ -375,18 +367,19 @@ def _check_keys(folder: str | Path, stored: set[str], plain: Any, entries: Mappi
     empty = {one.key for one in entries.values() if isinstance(one, ShardedTensor) and 0 in one.global_shape}
     found = {key for key in stored if key.startswith(start)}
     if own - empty and not found:
-        msg = (
+        raise CheckpointError(
             f"{folder}: must be a checkpoint of sharded_state, but has no {start}* tensors{_hint_of_prefixes(stored)}: "
             "`trackbed ckpt ls` lists those that it has, and trackbed.open_checkpoint reads them"
         )
-        raise CheckpointError(msg)
     found |= {f"{start}{name_in_module(name)}" for name in plain} if isinstance(plain, Mapping) else set()
     if own - empty - found:
-        msg = f"{folder}: must have every tensor of the model, but lacks {_first_of(own - empty - found)}"
-        raise CheckpointError(msg)
+        raise CheckpointError(
+            f"{folder}: must have every tensor of the model, but lacks {_first_of(own - empty - found)}"
+        )
     if found - own:
-        msg = f"{folder}: the model must have every tensor of the checkpoint, but lacks {_first_of(found - own)}"
-        raise CheckpointError(msg)
+        raise CheckpointError(
+            f"{folder}: the model must have every tensor of the checkpoint, but lacks {_first_of(found - own)}"
+        )
 
 
 def _hint_of_prefixes(stored: set[str]) -> str:

@@ -10,8 +10,6 @@ import torch
 import triton
 import triton.language as tl
 
-__all__ = ["INFINITE_SLOT", "NAN_SLOT", "SLOTS", "add_squares"]
-
 SLOTS = 64
 """Length of a vector of sums: the limbs, of which the lowest is first, and two counts."""
 NAN_SLOT = 40

@@ -42,8 +42,6 @@ from trackbed.optim.state_parts import (
 from trackbed.optim.torch_optimizers import TorchOptimizers
 from trackbed.plural import number_of
 
-__all__ = ["OptimizerState"]
-
 _EXPECTED_MAIN: Final = {MAIN: torch.zeros(2, dtype=torch.float32, device="cpu")}
 _NAMES: Final = ("params", "param_names")
 
@@ -178,13 +176,12 @@ class OptimizerState:
             ArgumentError: the rank had a part of the state alone.
         """
         if self._engine.config.use_distributed_optimizer or "of_rank" in state:
-            msg = (
+            raise ArgumentError(
                 f"{WHERE}: must be that of all ranks, but is that of rank {state.get('of_rank', 0)} of "
                 f"{state.get('num_ranks')} alone, as state_dict() of an older Trackbed returned it where the optimizer "
                 "was sharded: load it with that version on as many ranks, and save sharded_state(model, optimizer) or "
                 "full_state_dict() there"
             )
-            raise ArgumentError(msg)
         updated = self.spans()
         return from_numbered_pieces(
             state, self._group_names, [[name for name in names if name in updated] for names in self._group_names]
@@ -232,12 +229,12 @@ class OptimizerState:
         groups, states = field_of(state, "param_groups", list), field_of(state, "state", Mapping)
         theirs = [list(field_of(group, "params", list)) for group in groups]
         if theirs != self._group_names:
-            msg = f"{WHERE}: the parameter groups must be {brief(self._group_names)}, but are {brief(theirs)}"
-            raise ArgumentError(msg)
+            raise ArgumentError(
+                f"{WHERE}: the parameter groups must be {brief(self._group_names)}, but are {brief(theirs)}"
+            )
         unknown = sorted(map(repr, set(states) - {name for names in self._group_names for name in names}))
         if unknown:
-            msg = f"{WHERE}: must be of parameters of the model, but has {unknown[0]} too"
-            raise ArgumentError(msg)
+            raise ArgumentError(f"{WHERE}: must be of parameters of the model, but has {unknown[0]} too")
         return groups, states
 
     def _check_classes(self, state: Mapping[str, Any]) -> None:
@@ -254,8 +251,7 @@ class OptimizerState:
                 ", ".join(f"{name} with {number_of(count, 'group')}" for name, count in classes)
                 for classes in (own, theirs)
             )
-            msg = f"{WHERE}: must be of {here}, but is of {there}"
-            raise ArgumentError(msg)
+            raise ArgumentError(f"{WHERE}: must be of {here}, but is of {there}")
 
     def _expected_states(self, groups: Sequence[State]) -> dict[str, Mapping[str, torch.Tensor]]:
         """Result of `expected_state` for each parameter, with the options of the parameter groups of a state."""

@@ -14,20 +14,6 @@ from trackbed.kernels.integers import is_integer
 from trackbed.optim.pieces import Piece, is_low_precision
 from trackbed.optim.state_parts import CLASSES, MAIN, OTHERS, WHERE, State
 
-__all__ = [
-    "by_name",
-    "check_options",
-    "check_state",
-    "check_types",
-    "expected_state",
-    "field_of",
-    "fitted",
-    "from_numbered_pieces",
-    "is_of_one_rank",
-    "warn_of_missing",
-    "with_module_names",
-]
-
 logger = logging.getLogger(__name__)
 
 _PROBE_SIZE: Final = 2
@@ -44,12 +30,10 @@ def field_of(state: object, key: str, kind: type) -> Any:
         ArgumentError: the state is no dictionary, has no such key, or the value is of another kind.
     """
     if not isinstance(state, Mapping):
-        msg = f"{WHERE}: must be a dictionary with {key!r}, but is of {type(state).__name__}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"{WHERE}: must be a dictionary with {key!r}, but is of {type(state).__name__}")
     if not isinstance(value := state.get(key), kind):
         found = f"that is of {type(value).__name__}" if key in state else f"it has only {', '.join(map(repr, state))}"
-        msg = f"{WHERE}: must have {key!r}, a {kind.__name__.lower()}, but {found}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"{WHERE}: must have {key!r}, a {kind.__name__.lower()}, but {found}")
     return value
 
 
@@ -96,15 +80,15 @@ def by_name(state: Mapping[str, Any], names: Sequence[Sequence[str]]) -> Mapping
     wanted, found = list(map(len, names)), list(map(len, numbers))
     if wanted != found or len(set(flat)) < len(flat):
         more = "" if len(set(flat)) == len(flat) else ", some of them twice"
-        msg = f"{WHERE}: the parameter groups must have {wanted} parameters, but have {found}{more}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"{WHERE}: the parameter groups must have {wanted} parameters, but have {found}{more}")
     ordered = [name for group in names for name in group]
     theirs = [name for group in groups for name in group.get("param_names", ())]
     if sorted(theirs) == sorted(ordered) and theirs != ordered:
         pairs = enumerate(zip(ordered, theirs, strict=True))
         number, own, other = next((number, own, other) for number, (own, other) in pairs if own != other)
-        msg = f"{WHERE}: parameter number {number} must be {own}, but is {other} by the param_names of the state"
-        raise ArgumentError(msg)
+        raise ArgumentError(
+            f"{WHERE}: parameter number {number} must be {own}, but is {other} by the param_names of the state"
+        )
     name_of: dict[Any, str] = dict(zip(flat, ordered, strict=True))
     name_of |= {str(number): name for number, name in name_of.items()}  # as torch.distributed.checkpoint has them
     named = [{**group, "params": list(own)} for group, own in zip(groups, names, strict=True)]
@@ -138,8 +122,7 @@ def from_numbered_pieces(
     numbers = [field_of(group, "params", list) for group in groups]
     counts, expected_counts = list(map(len, numbers)), list(map(len, updated))
     if counts != expected_counts:
-        msg = f"{WHERE}: parameter groups must have {expected_counts} tensors, but have {counts}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"{WHERE}: parameter groups must have {expected_counts} tensors, but have {counts}")
     named: dict[str, Any] = {}
     others: dict[Any, Any] = {}
     of_groups = iter(zip(numbers, updated, strict=True))
@@ -183,8 +166,9 @@ def check_options(own_groups: Sequence[tuple[StateLike, StateLike]], groups: Seq
             wanted = _kind_of(own.get(key))
             if wanted is not None and (key not in other or _kind_of(other[key]) != wanted):
                 found = repr(other[key]) if key in other else "none"
-                msg = f"{WHERE}: parameter group {number} must have {wanted} for {key!r}, but has {found}"
-                raise ArgumentError(msg)
+                raise ArgumentError(
+                    f"{WHERE}: parameter group {number} must have {wanted} for {key!r}, but has {found}"
+                )
 
 
 def expected_state(optimizer: torch.optim.Optimizer, options: StateLike, num_dims: int) -> dict[str, torch.Tensor]:
@@ -225,14 +209,12 @@ def check_state(name: str, state: object, expected: Mapping[str, torch.Tensor], 
         ArgumentError: a tensor is missing, or has another shape or kind than the optimizer needs.
     """
     if not isinstance(state, Mapping):
-        msg = f"{WHERE}: that of {name} must be a dictionary, but is of {type(state).__name__}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"{WHERE}: that of {name} must be a dictionary, but is of {type(state).__name__}")
     for key, value in state.items():
         if isinstance(value, torch.Tensor) and (value.layout is not torch.strided or value.device.type == "meta"):
-            msg = (
+            raise ArgumentError(
                 f"{WHERE}: {key!r} of {name} must be a dense tensor with data, but is {value.layout} on {value.device}"
             )
-            raise ArgumentError(msg)
     has_stepped = any(key in expected or key != MAIN for key in state)
     is_of_shape = {key: like.dim() > 0 and set(like.shape) == {_PROBE_SIZE} for key, like in expected.items()}
     for key, like in expected.items() if has_stepped else ():
@@ -240,19 +222,19 @@ def check_state(name: str, state: object, expected: Mapping[str, torch.Tensor], 
         if key in _MAY_BE_NONE and key in state and value is None:
             continue
         if not isinstance(value, torch.Tensor | float | int) or (like.numel() > 1 and not torch.is_tensor(value)):
-            msg = f"{WHERE}: {key!r} of {name} must be a tensor, but is {value!r}"
-            raise ArgumentError(msg)
+            raise ArgumentError(f"{WHERE}: {key!r} of {name} must be a tensor, but is {value!r}")
         if not torch.is_tensor(value):
             continue
         if is_of_shape[key] and value.shape != shape:
-            msg = f"{WHERE}: {key!r} of {name} must have the shape {list(shape)}, but has {list(value.shape)}"
-            raise ArgumentError(msg)
+            raise ArgumentError(
+                f"{WHERE}: {key!r} of {name} must have the shape {list(shape)}, but has {list(value.shape)}"
+            )
         if like.numel() == 1 and value.numel() != 1:
-            msg = f"{WHERE}: {key!r} of {name} must have one element, but has the shape {list(value.shape)}"
-            raise ArgumentError(msg)
+            raise ArgumentError(
+                f"{WHERE}: {key!r} of {name} must have one element, but has the shape {list(value.shape)}"
+            )
         if like.numel() > 1 and like.is_floating_point() != value.is_floating_point():
-            msg = f"{WHERE}: {key!r} of {name} must be of floating point, but is of {value.dtype}"
-            raise ArgumentError(msg)
+            raise ArgumentError(f"{WHERE}: {key!r} of {name} must be of floating point, but is of {value.dtype}")
 
 
 def warn_of_missing(states: Mapping[str, StateLike]) -> None:
@@ -296,11 +278,10 @@ def check_types(
         target = _type_of(value, expected.get(key), param)
         if is_exact_cast(value.dtype, target) or _is_same(value.to(target).to(value.dtype), value):
             continue
-        msg = (
+        raise ArgumentError(
             f"{WHERE}: {key!r} of {name} must be of {target}, as {who} needs it, but is of {value.dtype}, and values "
             "would change: pass allow_cast=True to round them"
         )
-        raise ArgumentError(msg)
 
 
 def fitted(piece: Piece, state: Mapping[str, Any], expected: Mapping[str, torch.Tensor]) -> State:

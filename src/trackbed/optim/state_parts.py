@@ -26,21 +26,6 @@ from trackbed.grads.collectives.protocol import OPTIMIZER_STATE
 from trackbed.grads.failure_aware_wait import Waiter
 from trackbed.optim.pieces import Piece
 
-__all__ = [
-    "CLASSES",
-    "MAIN",
-    "OTHERS",
-    "WHERE",
-    "State",
-    "StatePart",
-    "arranged_state",
-    "assemble",
-    "check_covered",
-    "cut_state",
-    "gather_parts",
-    "parts_of",
-]
-
 MAIN: Final = "main_param"
 WHERE: Final = "state of the optimizer"
 OTHERS: Final = "other_state"
@@ -127,12 +112,11 @@ def _check_same(part: StatePart, other: Any) -> None:
     """
     values = part.value, other
     if all(isinstance(value, torch.Tensor) and value.numel() > 1 for value in values) and not _has_same_bits(*values):
-        msg = (
+        raise CollectiveError(
             f"{WHERE}: {part.key!r} of {part.name} has the shape {list(part.value.shape)}, which is not that of the "
             "parts, and must be the same on all ranks, but differs: keep one value for each element of the parameter, "
             "or use use_distributed_optimizer=False"
         )
-        raise CollectiveError(msg)
 
 
 def _has_same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -169,11 +153,10 @@ def check_covered(parts: Iterable[StatePart], params: Mapping[str, torch.Tensor]
             found[part.name, part.key] += part.span[1] - part.span[0]
     for (name, key), count in found.items():
         if count != params[name].numel():
-            msg = (
+            raise CollectiveError(
                 f"optimizer: all ranks must have the state of their parts, but {key!r} of {name} is there for "
                 f"{count:,} of {params[name].numel():,} elements: load the same state on every rank"
             )
-            raise CollectiveError(msg)
 
 
 def cut_state(piece: Piece, whole: Mapping[str, Any]) -> State:
@@ -241,12 +224,11 @@ def _check_undivided(value: Any, where: str) -> None:
         ArgumentError: one does.
     """
     if isinstance(value, torch.Tensor) and value.numel() > 1:
-        msg = (
+        raise ArgumentError(
             f"{WHERE}: {where} must have tensors of one element, as the optimizer is sharded, but has one of shape "
             f"{list(value.shape)}: keep each tensor in the state under a key of its own, or use "
             "use_distributed_optimizer=False"
         )
-        raise ArgumentError(msg)
     if isinstance(value, Mapping):
         value = value.values()
     elif not isinstance(value, list | tuple | set | frozenset | deque):

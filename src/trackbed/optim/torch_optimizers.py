@@ -9,8 +9,6 @@ import torch
 from trackbed.errors import ArgumentError
 from trackbed.optim.state_parts import WHERE, State
 
-__all__ = ["TorchOptimizers", "place_steps"]
-
 Optimizer = torch.optim.Optimizer
 
 
@@ -78,11 +76,10 @@ class TorchOptimizers:
             for key in strays:
                 if member.state[key]:
                     name = names.get(key, f"a tensor of shape {list(key.shape)}")
-                    msg = (
+                    raise ArgumentError(
                         f"{WHERE}: must be of the tensors in its parameter groups, but there is one of {name} itself: "
                         "the groups have parts or copies of parameters where the optimizer is sharded or updates copies"
                     )
-                    raise ArgumentError(msg)
                 del member.state[key]
 
     def other_states(self) -> dict[Any, Any]:

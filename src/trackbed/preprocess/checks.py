@@ -12,8 +12,6 @@ from trackbed.preprocess.inputs import InputFile, InputFormat
 from trackbed.preprocess.report import Report
 from trackbed.preprocess.splitter import SentenceSplitter
 
-__all__ = ["check_inputs", "check_outputs", "make_output_folder"]
-
 logger = logging.getLogger(__name__)
 
 
@@ -28,8 +26,9 @@ def check_inputs(config: PreprocessConfig, files: Sequence[InputFile], splitter:
     if len(config.json_keys) > 1:
         for file in files:
             if file.format is InputFormat.PLAIN_TEXT:
-                msg = f"{file.name}: a plain text has one text, json_keys asks for {len(config.json_keys)}"
-                raise ArgumentError(msg)
+                raise ArgumentError(
+                    f"{file.name}: a plain text has one text, json_keys asks for {len(config.json_keys)}"
+                )
 
 
 def make_output_folder(output: str) -> None:
@@ -44,18 +43,19 @@ def make_output_folder(output: str) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        msg = f"{folder}: the folder of the output must exist or be one that can be made, found: {error.strerror}"
-        raise ArgumentError(msg) from error
+        raise ArgumentError(
+            f"{folder}: the folder of the output must exist or be one that can be made, found: {error.strerror}"
+        ) from error
 
 
 def _check_images(config: PreprocessConfig, files: Sequence[InputFile], splitter: SentenceSplitter | None) -> None:
     if splitter is not None:
-        msg = f"{config.output}: texts with images must be whole, found a splitter of sentences"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"{config.output}: texts with images must be whole, found a splitter of sentences")
     for file in files:
         if file.format is not InputFormat.JSON_LINES:
-            msg = f"{file.name}: records with images must be JSON lines, found a {file.format.value} file"
-            raise ArgumentError(msg)
+            raise ArgumentError(
+                f"{file.name}: records with images must be JSON lines, found a {file.format.value} file"
+            )
     if not config.append_eod:
         logger.warning("%s: without --append-eod, --pad-length has no effect: texts keep their length", config.output)
 
@@ -70,9 +70,8 @@ def check_outputs(config: PreprocessConfig, report: Report) -> None:
         if output.documents == output.empty and not config.allow_empty:
             what = "document with text" if output.empty else "document"
             bad = f", {report.bad:,} of them bad, the first one {report.first_bad[0]}" if report.bad else ""
-            msg = (
+            raise PlanError(
                 f"{output.prefix}: a pair must have at least one {what}, found none in "
                 f"{number_of(report.records, 'record')} of {number_of(report.files, 'file')}{bad}; "
                 "--allow-empty writes it anyway"
             )
-            raise PlanError(msg)

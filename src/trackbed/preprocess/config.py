@@ -11,23 +11,6 @@ from trackbed.files.stores import is_address, lost_address_hint, parse_address
 from trackbed.preprocess.cpu_quota import cpu_quota
 from trackbed.preprocess.inputs import FORMATS, InputFormat
 
-__all__ = [
-    "CHUNK_BYTES",
-    "ENGINES",
-    "MAX_RECORD_BYTES",
-    "SAVE_INTERVAL_BYTES",
-    "EngineName",
-    "FormatName",
-    "ImagesConfig",
-    "InputProgress",
-    "Level",
-    "PreprocessConfig",
-    "available_cores",
-    "check_reading",
-    "format_of",
-    "output_prefix",
-]
-
 CHUNK_BYTES: Final = 2 << 20
 """Text per chunk, the unit of work of one worker: takes milliseconds to half a second, and returns about a MiB."""
 
@@ -79,11 +62,9 @@ def check_reading(*, input_format: str | None, max_record_bytes: int) -> None:
         ArgumentError: one of them is out of its range.
     """
     if input_format is not None and input_format not in FORMATS:
-        msg = f"input_format must be one of {', '.join(FORMATS)}, or None, found {input_format!r}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"input_format must be one of {', '.join(FORMATS)}, or None, found {input_format!r}")
     if max_record_bytes < 1:
-        msg = f"max_record_bytes must be at least 1, found {max_record_bytes}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"max_record_bytes must be at least 1, found {max_record_bytes}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,11 +85,9 @@ class ImagesConfig:
 
     def __post_init__(self) -> None:
         if self.pad_length < 1:
-            msg = f"pad_length must be at least 1, found {self.pad_length}"
-            raise ArgumentError(msg)
+            raise ArgumentError(f"pad_length must be at least 1, found {self.pad_length}")
         if not self.key:
-            msg = "the key of the images must have at least one character, found none"
-            raise ArgumentError(msg)
+            raise ArgumentError("the key of the images must have at least one character, found none")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,56 +136,50 @@ class PreprocessConfig:
 
     def __post_init__(self) -> None:
         if not self.inputs:
-            msg = "inputs must name at least one file or folder, found none"
-            raise ArgumentError(msg)
+            raise ArgumentError("inputs must name at least one file or folder, found none")
         if not Path(self.output).name or self.output.endswith("/"):
-            msg = f"output must end in a file name prefix, as in out/corpus, found {self.output!r}"
-            raise ArgumentError(msg)
+            raise ArgumentError(f"output must end in a file name prefix, as in out/corpus, found {self.output!r}")
         hint = lost_address_hint(self.output)
         if hint:
-            msg = f"{self.output}: output must be a path or an address, found an address without a slash{hint}"
-            raise ArgumentError(msg)
+            raise ArgumentError(
+                f"{self.output}: output must be a path or an address, found an address without a slash{hint}"
+            )
         wrong = [key for key in self.json_keys if not key or "/" in key or "\0" in key]
         if not self.json_keys or wrong or len(set(self.json_keys)) != len(self.json_keys):
-            msg = f"json_keys must be distinct and usable in a file name, found {list(self.json_keys)}"
-            raise ArgumentError(msg)
+            raise ArgumentError(f"json_keys must be distinct and usable in a file name, found {list(self.json_keys)}")
         if self.images is not None and len(self.json_keys) != 1:
-            msg = f"json_keys must be one key if records have images, found {list(self.json_keys)}"
-            raise ArgumentError(msg)
+            raise ArgumentError(f"json_keys must be one key if records have images, found {list(self.json_keys)}")
         if self.images is not None and self.images.key in self.json_keys:
-            msg = f"the key of the images must not be that of the texts, found {self.images.key!r} for both"
-            raise ArgumentError(msg)
+            raise ArgumentError(
+                f"the key of the images must not be that of the texts, found {self.images.key!r} for both"
+            )
         if self.drop_record and len(self.json_keys) == 1:
-            msg = f"drop_record must be combined with several json_keys, found {list(self.json_keys)}"
-            raise ArgumentError(msg)
+            raise ArgumentError(f"drop_record must be combined with several json_keys, found {list(self.json_keys)}")
         check_reading(input_format=self.input_format, max_record_bytes=self.max_record_bytes)
         self._check_shards()
         for name in ("workers", "chunk_bytes", "save_interval_bytes"):
             if getattr(self, name) < 1:
-                msg = f"{name} must be at least 1, found {getattr(self, name)}"
-                raise ArgumentError(msg)
+                raise ArgumentError(f"{name} must be at least 1, found {getattr(self, name)}")
 
     def _check_shards(self) -> None:
         if is_address(self.output):
             address = parse_address(self.output)
             if not address.key or address.scheme in _READ_ONLY:
-                msg = f"{self.output}: an output must have a key in a store that can be written to, found another"
-                raise ArgumentError(msg)
+                raise ArgumentError(
+                    f"{self.output}: an output must have a key in a store that can be written to, found another"
+                )
         if self.engine not in ENGINES:
-            msg = f"engine must be one of {', '.join(ENGINES)}, found {self.engine!r}"
-            raise ArgumentError(msg)
+            raise ArgumentError(f"engine must be one of {', '.join(ENGINES)}, found {self.engine!r}")
         if self.shard_bytes is None:
             if is_address(self.output):
-                msg = f"{self.output}: an output in a store must be combined with shard_bytes, found none"
-                raise ArgumentError(msg)
+                raise ArgumentError(
+                    f"{self.output}: an output in a store must be combined with shard_bytes, found none"
+                )
             for name, is_given in (("engine 'ray'", self.engine != "local"), ("overwrite", self.overwrite)):
                 if is_given:
-                    msg = f"{name} must be combined with shard_bytes, found none"
-                    raise ArgumentError(msg)
+                    raise ArgumentError(f"{name} must be combined with shard_bytes, found none")
             return
         if self.shard_bytes < 1:
-            msg = f"shard_bytes must be at least 1, found {self.shard_bytes}"
-            raise ArgumentError(msg)
+            raise ArgumentError(f"shard_bytes must be at least 1, found {self.shard_bytes}")
         if self.images is not None:
-            msg = "images must be omitted with shard_bytes, found both"
-            raise ArgumentError(msg)
+            raise ArgumentError("images must be omitted with shard_bytes, found both")

@@ -9,8 +9,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Documents", "fill_empty", "leave_out", "without_tokens"]
-
 Counts = npt.NDArray[np.int64]
 
 

@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-__all__ = ["cpu_quota"]
-
 _OCTAL: Final = re.compile(r"\\([0-7]{3})")  # how the table of mounts writes a space
 _DEFAULT_PERIOD: Final = 100_000
 

@@ -14,8 +14,6 @@ from trackbed.preprocess.inputs import Compression, InputFile
 from trackbed.preprocess.known_data import GZIP, HEAD_BYTES, ZSTANDARD, begins_as, kind_of
 from trackbed.preprocess.open_input import open_input
 
-__all__ = ["read_blocks", "read_whole"]
-
 _READ_BYTES: Final = 1 << 20
 _STEP_BYTES: Final = 4 << 10  # decompressed per step: zstandard expands data up to 32,768 times
 _MAX_WINDOW_BYTES: Final = 2 << 30  # the largest that zstandard reads; a decompressor takes the memory that it needs
@@ -160,8 +158,7 @@ def _decompressed(file: InputFile, raw: BinaryIO) -> Iterator[bytes]:
     except failures as error:
         place = raw.tell()
         raw.seek(0)
-        msg = f"{file.name}: {_cause(file, error, place, raw.read(HEAD_BYTES))}"
-        raise FormatError(msg) from error
+        raise FormatError(f"{file.name}: {_cause(file, error, place, raw.read(HEAD_BYTES))}") from error
 
 
 def _cause(file: InputFile, error: Exception, place: int, head: bytes) -> str:
@@ -219,8 +216,7 @@ def _unzstd(file: InputFile, raw: BinaryIO) -> Iterator[bytes]:
             else:
                 break
     if frame is not None:
-        msg = "the end of the file inside a frame"
-        raise EOFError(msg)
+        raise EOFError("the end of the file inside a frame")
 
 
 def _slices(raw: BinaryIO) -> Iterator[bytes]:

@@ -11,8 +11,6 @@ from typing import Final, NamedTuple
 
 from trackbed.errors import ArgumentError
 
-__all__ = ["FolderWalk", "LeftOut", "Reason", "dead_link", "is_hidden", "names_by_reason"]
-
 _HIDDEN: Final = (".", "_")
 
 

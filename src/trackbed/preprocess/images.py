@@ -20,8 +20,6 @@ from trackbed.files import open_regular
 from trackbed.preprocess.config import ImagesConfig
 from trackbed.preprocess.readers import RecordError
 
-__all__ = ["IMAGE_CHUNK_BYTES", "ImageFolder", "fit_text", "image_modes"]
-
 IMAGE_CHUNK_BYTES: Final = 8 << 10
 """Maximum input per chunk if records have images, which may be thousands of times as large as their records."""
 
@@ -55,8 +53,7 @@ class ImageFolder:
             ArgumentError: there is no such folder.
         """
         if not config.folder.is_dir():
-            msg = f"{config.folder}: the images must be in a folder, found {_kind(config.folder)}"
-            raise ArgumentError(msg)
+            raise ArgumentError(f"{config.folder}: the images must be in a folder, found {_kind(config.folder)}")
         return cls(config, config.folder.resolve(), max_bytes)
 
     def read(self, name: str) -> npt.NDArray[np.int32]:
@@ -78,8 +75,7 @@ class ImageFolder:
             raise self._as_record_error(name, error) from error
         with os.fdopen(descriptor, "rb", buffering=0) as file:
             if size > self.max_bytes:
-                msg = f"the image {name!r} must have at most {self.max_bytes:,} bytes, found {size:,}"
-                raise RecordError(msg)
+                raise RecordError(f"the image {name!r} must have at most {self.max_bytes:,} bytes, found {size:,}")
             padding = -size % _WORD_BYTES
             found = np.zeros(1 + (size + padding) // _WORD_BYTES, dtype="<i4")
             found[0] = padding
@@ -87,22 +83,21 @@ class ImageFolder:
             while view and (count := file.readinto(view)):
                 view = view[count:]
             if len(view) or file.read(1):
-                msg = f"the image {name!r} must keep its {size:,} bytes while it is read, found another size"
-                raise RecordError(msg)
+                raise RecordError(
+                    f"the image {name!r} must keep its {size:,} bytes while it is read, found another size"
+                )
         return found
 
     def _locate(self, name: str) -> Path:
         parts = PurePosixPath(name).parts
         if not parts or "\0" in name or name.startswith("/") or ".." in parts:
-            msg = f"the image must be the path of a file below {self.config.folder}, found {name!r}"
-            raise RecordError(msg)
+            raise RecordError(f"the image must be the path of a file below {self.config.folder}, found {name!r}")
         try:
             path = Path(os.path.realpath(self.root / name, strict=True))
         except OSError as error:
             raise self._as_record_error(name, error) from error
         if not path.is_relative_to(self.root):
-            msg = f"the image {name!r} must be a file below {self.config.folder}, found a link to {path}"
-            raise RecordError(msg)
+            raise RecordError(f"the image {name!r} must be a file below {self.config.folder}, found a link to {path}")
         return path
 
     def _as_record_error(self, name: str, error: OSError) -> Exception:

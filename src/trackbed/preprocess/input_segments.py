@@ -4,8 +4,6 @@ from dataclasses import dataclass
 
 from trackbed.preprocess.inputs import InputFile
 
-__all__ = ["Block", "InputSegment", "LongRecord", "RowGroup"]
-
 
 @dataclass(frozen=True, slots=True)
 class InputSegment:

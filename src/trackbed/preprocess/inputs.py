@@ -18,8 +18,6 @@ from trackbed.preprocess.known_data import MAX_POINTER_BYTES, MIN_POINTER_BYTES,
 from trackbed.preprocess.store_inputs import contents_of, find_objects, stamps_of
 from trackbed.preprocess.work_files import is_own_file, is_work_file
 
-__all__ = ["FORMATS", "FORMAT_NAMES", "Compression", "InputFile", "InputFormat", "Inputs", "find_inputs"]
-
 logger = logging.getLogger(__name__)
 
 
@@ -159,8 +157,7 @@ def find_inputs(paths: Iterable[Path | str], *, input_format: InputFormat | None
     if not found:
         loops = any(one.reason is Reason.GIVEN_TWICE for one in skipped)
         what = "links to the folders that hold them" if loops else "the work of unfinished runs"
-        msg = f"inputs must name at least one file to read, found only {what}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"inputs must name at least one file to read, found only {what}")
     return Inputs(tuple(found), tuple(skipped))
 
 
@@ -189,8 +186,7 @@ def _files_below(folder: Path, input_format: InputFormat | None, walk: FolderWal
             wanted.append(path)
     if not wanted and not any(one.reason is Reason.GIVEN_TWICE for one in skipped):
         kinds = f"files that end in {', '.join(_FORMATS_BY_SUFFIX)}" if input_format is None else "files to read"
-        msg = f"{folder}: a folder must have {kinds}, found {_listed(skipped)}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"{folder}: a folder must have {kinds}, found {_listed(skipped)}")
     return Inputs(tuple(_describe(path, input_format) for path in wanted), tuple(skipped))
 
 
@@ -204,8 +200,7 @@ def _objects_at(text: str, wanted: InputFormat | None, walk: FolderWalk) -> tupl
         else:
             addresses.append(one)
     if not addresses and not any(one.reason is Reason.GIVEN_TWICE for one in skipped):
-        msg = f"{text}: a folder must have files to read, found {_listed(skipped)}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"{text}: a folder must have files to read, found {_listed(skipped)}")
     described = [(address, *_format_of(address.text, Path(address.key).name, wanted)) for address in addresses]
     stamps = list(stamps_of(addresses))
     small = [one for one in zip(addresses, stamps, strict=True) if _may_be_pointer(one[1].size_bytes)]
@@ -223,11 +218,9 @@ def _describe(path: Path, wanted: InputFormat | None) -> InputFile:
         if path.is_symlink() and not path.exists():
             raise dead_link(path)
         state = "something else" if path.exists() else "nothing"
-        msg = f"{path}: an input must be a file or a folder, found {state}{lost_address_hint(path)}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"{path}: an input must be a file or a folder, found {state}{lost_address_hint(path)}")
     if is_own_file(path):
-        msg = f"{path}: an input must hold texts, found a file of a tokenised pair"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"{path}: an input must hold texts, found a file of a tokenised pair")
     input_format, compression = _format_of(str(path), path.name, wanted)
     status = path.stat()
     if _may_be_pointer(status.st_size):
@@ -288,17 +281,18 @@ def _format_of(path: str, name: str, wanted: InputFormat | None) -> tuple[InputF
     named, compression = _kind(name)
     input_format = wanted or named
     if input_format is not None and not _is_readable(input_format, compression):
-        msg = f"{path}: a Parquet file must not be compressed as a whole, found {compression.value}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"{path}: a Parquet file must not be compressed as a whole, found {compression.value}")
     unread = unread_name(name) if input_format is None else None
     if unread is not None:
         found, way = unread
-        msg = f"{path}: an input must be JSON lines, plain text or Parquet, found the name of {found}: {way}"
-        raise ArgumentError(msg)
+        raise ArgumentError(
+            f"{path}: an input must be JSON lines, plain text or Parquet, found the name of {found}: {way}"
+        )
     if input_format is None:
         known = ", ".join(_FORMATS_BY_SUFFIX)
-        msg = f"{path}: a file name must end in {known}, found another; --format {'|'.join(FORMATS)} states the format"
-        raise ArgumentError(msg)
+        raise ArgumentError(
+            f"{path}: a file name must end in {known}, found another; --format {'|'.join(FORMATS)} states the format"
+        )
     if compression is Compression.ZSTANDARD:
         require("zstandard", where=path)
     if input_format is InputFormat.PARQUET:

@@ -17,8 +17,6 @@ from trackbed.tokens import IndexedDataset, ObjectStorageConfig, SequenceIndex, 
 from trackbed.tokens.content import PairContent
 from trackbed.tokens.verify import verify_opened
 
-__all__ = ["Decoder", "FirstDocument", "Inspection", "LengthBin", "first_documents", "inspect_pair"]
-
 _STEP: Final = 1 << 20  # documents per step: bounds the memory of an inspection
 
 
@@ -204,15 +202,15 @@ def _first_tokens(
     ids = np.concatenate(parts)
     wrong = ids[(ids < 0) | (ids >= decoder.vocab_size) | (ids != np.floor(ids))]
     if len(wrong):
-        msg = (
+        raise FormatError(
             f"{dataset.path_prefix}: tokens must be integers in [0, {decoder.vocab_size}) to be this tokenizer's, "
             f"found {wrong[0]} in document {document}"
         )
-        raise FormatError(msg)
     try:
         with panics_as_errors():
             text = decoder.detokenize(ids.astype(np.int64))
     except RuntimeError as error:
-        msg = f"{dataset.path_prefix}: the tokenizer must decode document {document}, found an error: {error}"
-        raise FormatError(msg) from error
+        raise FormatError(
+            f"{dataset.path_prefix}: the tokenizer must decode document {document}, found an error: {error}"
+        ) from error
     return FirstDocument(tokens, text, whole=read == tokens)

@@ -8,18 +8,6 @@ from typing import Final, NamedTuple
 
 from trackbed.errors import ArgumentError
 
-__all__ = [
-    "GZIP",
-    "HEAD_BYTES",
-    "MAX_POINTER_BYTES",
-    "MIN_POINTER_BYTES",
-    "ZSTANDARD",
-    "begins_as",
-    "kind_of",
-    "refuse_pointer",
-    "unread_name",
-]
-
 HEAD_BYTES: Final = 512
 """Bytes at the beginning of a file that are enough to name its kind."""
 
@@ -126,8 +114,7 @@ def refuse_pointer(name: str, content: bytes) -> None:
     """
     for kind in _KINDS:
         if kind.content.match(content):
-            msg = (
+            raise ArgumentError(
                 f"{name}: an input must hold its content, found the pointer of {kind.program} to it; "
                 f"run `{kind.command}` in its folder"
             )
-            raise ArgumentError(msg)

@@ -8,8 +8,6 @@ import json
 import re
 from typing import Any, Final
 
-__all__ = ["MOST_LEVELS", "read_object"]
-
 MOST_LEVELS: Final = 100_000
 """Maximum depth of a value, which bounds the work for a line of brackets."""
 
@@ -35,13 +33,13 @@ def read_object(text: str) -> dict[str, Any]:
     """
     start = _after_space(text, 0)
     if not text.startswith("{", start):
-        raise json.JSONDecodeError("Expecting '{'", text, start)  # noqa: EM101  as Python says it
+        raise json.JSONDecodeError("Expecting '{'", text, start)
     try:
         fields, position = _DECODER.raw_decode(text, start)
     except RecursionError:
         fields, position = _read_fields(text, start)
     if _after_space(text, position) != len(text):
-        raise json.JSONDecodeError("Extra data", text, position)  # noqa: EM101
+        raise json.JSONDecodeError("Extra data", text, position)
     return dict(fields)
 
 
@@ -60,7 +58,7 @@ def _read_fields(text: str, position: int) -> tuple[dict[str, Any], int]:
 def _read_name(text: str, position: int) -> tuple[str, int]:
     """Returns the name of a field, and the position of its value."""
     if not text.startswith('"', position):
-        raise json.JSONDecodeError("Expecting property name enclosed in double quotes", text, position)  # noqa: EM101
+        raise json.JSONDecodeError("Expecting property name enclosed in double quotes", text, position)
     name, position = _DECODER.raw_decode(text, position)
     return name, _after(text, _after_space(text, position), ":")
 
@@ -82,8 +80,7 @@ def _skip_nested(text: str, position: int) -> int:
         if char in ("{", "["):
             opened.append(char)
             if len(opened) > MOST_LEVELS:
-                msg = f"nested deeper than {MOST_LEVELS:,} levels"
-                raise json.JSONDecodeError(msg, text, position)
+                raise json.JSONDecodeError(f"nested deeper than {MOST_LEVELS:,} levels", text, position)
             position = _after_space(text, position + 1)
             if not text.startswith(_CLOSING[char], position):
                 if char == "{":
@@ -106,8 +103,7 @@ def _skip_nested(text: str, position: int) -> int:
 def _after(text: str, position: int, char: str) -> int:
     """Returns the position after a character that must be there, and the white space behind it."""
     if not text.startswith(char, position):
-        msg = f"Expecting {char!r}"
-        raise json.JSONDecodeError(msg, text, position)
+        raise json.JSONDecodeError(f"Expecting {char!r}", text, position)
     return _after_space(text, position + 1)
 
 

@@ -7,8 +7,6 @@ from trackbed.preprocess.inputs import InputFile
 from trackbed.preprocess.open_input import open_input
 from trackbed.preprocess.readers import BadRecord
 
-__all__ = ["LineCounter", "count_lines_before"]
-
 _READ_BYTES: Final = 1 << 20
 
 

@@ -10,8 +10,6 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
-__all__ = ["PART_CHARS", "split_text"]
-
 PART_CHARS: Final = 4 << 20
 """Maximum length of a text that is never cut."""
 

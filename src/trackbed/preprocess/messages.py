@@ -16,8 +16,6 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-__all__ = ["NUM_SLOTS", "Received", "SharedSlots", "receive", "send"]
-
 NUM_SLOTS: Final = 8
 _SLOT_BYTES: Final = 32 << 20  # of address space: pages are allocated on first write
 _ALIGNMENT: Final = 64

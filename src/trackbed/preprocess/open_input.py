@@ -10,8 +10,6 @@ from trackbed.files import stores
 from trackbed.files.stores import Address, ObjectRange, ObjectStamp
 from trackbed.preprocess.inputs import InputFile
 
-__all__ = ["chunk_bytes_of", "open_input"]
-
 _OBJECT_CHUNK_BYTES: Final = 16 << 20
 """Text per chunk of an object, so that the latency of a store matters little."""
 
@@ -37,8 +35,7 @@ def open_input(file: InputFile) -> BinaryIO:
     size = os.fstat(raw.fileno()).st_size
     if size != file.size_bytes:
         raw.close()
-        msg = f"{file.name}: a file must keep its {file.size_bytes} bytes while it is read, found {size}"
-        raise FormatError(msg)
+        raise FormatError(f"{file.name}: a file must keep its {file.size_bytes} bytes while it is read, found {size}")
     return raw
 
 

@@ -11,8 +11,6 @@ from trackbed.tokens import IndexedGroup, ObjectStorageConfig, default_idx_cache
 from trackbed.tokens.shard_list import SHARD_LIST_SUFFIX, read_all_shards, read_shard_groups
 from trackbed.tokens.stored.find import find_stored_pairs, object_exists
 
-__all__ = ["ShardGroupCounts", "count_shards", "find_pairs", "is_list_name"]
-
 _SUFFIXES: Final = (".bin", ".idx")
 
 
@@ -65,8 +63,7 @@ def _pairs_in(folder: Path, exclude: str | None) -> list[str]:
     if exclude is not None:
         found = {path for path in found if path.absolute() != Path(exclude).absolute()}
     if not found:
-        msg = f"{folder}: a folder must have .bin and .idx files, found none"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"{folder}: a folder must have .bin and .idx files, found none")
     return sorted(map(str, found))
 
 

@@ -25,8 +25,6 @@ from trackbed.preprocess.tokenise import BatchTokenizer, ChunkTokenizer, Tokenis
 from trackbed.preprocess.worker_pool import map_in_order
 from trackbed.tokens import DType, IndexedDatasetBuilder, get_bin_path, get_idx_path
 
-__all__ = ["preprocess"]
-
 logger = logging.getLogger(__name__)
 
 
@@ -90,8 +88,7 @@ def preprocess(
             on_save=on_save or _ignore_progress,
         )
     if executor is not None:
-        msg = "an executor must be combined with shard_bytes, found none"
-        raise ArgumentError(msg)
+        raise ArgumentError("an executor must be combined with shard_bytes, found none")
     inputs = find_inputs(config.inputs, input_format=format_of(config.input_format))
     files = inputs.files
     check_inputs(config, files, splitter)

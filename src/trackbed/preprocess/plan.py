@@ -12,8 +12,6 @@ from trackbed.preprocess.input_segments import InputSegment
 from trackbed.preprocess.inputs import Compression, InputFile, InputFormat
 from trackbed.preprocess.row_groups import read_row_groups
 
-__all__ = ["InputChunk", "plan_chunks", "plan_segment_chunks"]
-
 
 @dataclass(frozen=True, slots=True)
 class InputChunk:

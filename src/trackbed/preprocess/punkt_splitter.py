@@ -14,8 +14,6 @@ from typing import Any, Final
 from trackbed.datasets.extras import require
 from trackbed.errors import ArgumentError
 
-__all__ = ["MODEL_FILES", "PunktSplitter"]
-
 MODEL_FILES: Final = ("collocations.tab", "sent_starters.txt", "abbrev_types.txt", "ortho_context.tab")
 """Files of a model."""
 
@@ -70,15 +68,15 @@ class PunktSplitter:
 
 def _check_model(folder: Path) -> None:
     if folder.is_file():
-        msg = (
+        raise ArgumentError(
             f"{folder}: a Punkt model must be a folder with {', '.join(MODEL_FILES)}, as nltk's punkt_tab has for each "
             "language, found a file; a pickle is not loaded, as it could run any program"
         )
-        raise ArgumentError(msg)
     missing = [name for name in MODEL_FILES if not (folder / name).is_file()]
     if missing:
-        msg = f"{folder}: a Punkt model must be a folder with {', '.join(MODEL_FILES)}, found no {missing[0]}"
-        raise ArgumentError(msg)
+        raise ArgumentError(
+            f"{folder}: a Punkt model must be a folder with {', '.join(MODEL_FILES)}, found no {missing[0]}"
+        )
 
 
 def _parameters(punkt: Any, folder: Path, raw: dict[str, bytes]) -> Any:
@@ -94,8 +92,7 @@ def _parameters(punkt: Any, folder: Path, raw: dict[str, bytes]) -> Any:
     for number, line in enumerate(lines["ortho_context.tab"]):
         word, flags = _two(folder / "ortho_context.tab", number, line)
         if not flags.isdecimal():
-            msg = f"{folder / 'ortho_context.tab'}:{number + 1}: flags must be a number, found {flags!r}"
-            raise ArgumentError(msg)
+            raise ArgumentError(f"{folder / 'ortho_context.tab'}:{number + 1}: flags must be a number, found {flags!r}")
         parameters.ortho_context[word] = int(flags)
     return parameters
 
@@ -103,8 +100,7 @@ def _parameters(punkt: Any, folder: Path, raw: dict[str, bytes]) -> Any:
 def _two(path: Path, number: int, line: str) -> tuple[str, str]:
     first, *rest = line.split("\t")
     if len(rest) != 1:
-        msg = f"{path}:{number + 1}: a line must have two values with a tab between them, found {line!r}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"{path}:{number + 1}: a line must have two values with a tab between them, found {line!r}")
     return first, rest[0]
 
 
@@ -112,5 +108,4 @@ def _lines(path: Path, data: bytes) -> list[str]:
     try:
         return io.StringIO(data.decode(), newline=None).read().removesuffix("\n").split("\n") if data else []
     except UnicodeDecodeError as error:
-        msg = f"{path}: a file of a Punkt model must be UTF-8, found {error}"
-        raise ArgumentError(msg) from None
+        raise ArgumentError(f"{path}: a file of a Punkt model must be UTF-8, found {error}") from None

@@ -20,8 +20,6 @@ from trackbed.preprocess.lenient_json import read_object
 from trackbed.preprocess.open_input import open_input
 from trackbed.preprocess.row_groups import LongCell, MissingColumn, read_columns
 
-__all__ = ["BadRecord", "Record", "RecordError", "parse_record", "read_lines", "read_segment"]
-
 _READ_BYTES: Final = 256 << 10
 _BYTE_ORDER_MARK: Final = "\ufeff".encode()
 _KEYS_SHOWN: Final = 8
@@ -195,24 +193,24 @@ def _parse_leniently(line: bytes, keys: Sequence[str], strict: orjson.JSONDecode
             found.encode()
         except UnicodeEncodeError as error:
             half = f"U+{ord(found[error.start]):X}"
-            msg = f"the value of {key!r} must be text, found half of a surrogate pair, {half}"
-            raise RecordError(_why_no_json(strict) if "surrogate" in strict.msg else msg) from None
+            raise RecordError(
+                _why_no_json(strict)
+                if "surrogate" in strict.msg
+                else f"the value of {key!r} must be text, found half of a surrogate pair, {half}"
+            ) from None
     return texts
 
 
 def _texts_of(fields: Any, keys: Sequence[str]) -> tuple[str, ...]:
     if not isinstance(fields, dict):
-        msg = f"a line must be a JSON object, found {_kind(fields)}"
-        raise RecordError(msg)
+        raise RecordError(f"a line must be a JSON object, found {_kind(fields)}")
     texts = []
     for key in keys:
         if key not in fields:
-            msg = f"a record must have the key {key!r}, found {_listed(fields)}"
-            raise RecordError(msg)
+            raise RecordError(f"a record must have the key {key!r}, found {_listed(fields)}")
         text = fields[key]
         if not isinstance(text, str):
-            msg = f"the value of {key!r} must be a string, found {_kind(text)}"
-            raise RecordError(msg)
+            raise RecordError(f"the value of {key!r} must be a string, found {_kind(text)}")
         texts.append(text)
     return tuple(texts)
 
@@ -249,8 +247,7 @@ def _read_all(segment: InputSegment) -> bytes:
 
 def _check_beginning(line: bytes) -> None:
     if line.startswith(_BYTE_ORDER_MARK):
-        msg = "JSON lines must not begin with a byte order mark, found one (the bytes EF BB BF): remove it"
-        raise RecordError(msg)
+        raise RecordError("JSON lines must not begin with a byte order mark, found one (the bytes EF BB BF): remove it")
     other = _why_no_text_at_all(line, "JSON lines")
     if other is not None:
         raise RecordError(other)

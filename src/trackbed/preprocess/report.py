@@ -12,8 +12,6 @@ from trackbed.preprocess.line_numbers import LineCounter
 from trackbed.preprocess.plan import InputChunk
 from trackbed.preprocess.tokenise import KeyTokens, TokenisedChunk
 
-__all__ = ["BAD_SHOWN", "Output", "Report", "Tally"]
-
 BAD_SHOWN: Final = 20
 """Bad records whose location is reported."""
 

@@ -32,8 +32,6 @@ from trackbed.tokens import IndexedDatasetBuilder
 from trackbed.tokens.commit import PairFiles
 from trackbed.version import __version__
 
-__all__ = ["SavedState", "UnfinishedFolder", "decisions"]
-
 FORMAT: Final = "trackbed-unfinished"
 VERSION: Final = 3
 _DTYPES: Final[dict[str, np.dtype[Any]]] = {
@@ -220,14 +218,15 @@ class UnfinishedFolder:
             found = (record["format"], record["version"], record["fingerprint"])
             saved = SavedState.from_json(record)
         except (ValueError, TypeError, KeyError, RecursionError) as error:
-            msg = f"{self._record}: must be the record of a run, found {error!r}"
-            raise FormatError(msg) from error
+            raise FormatError(f"{self._record}: must be the record of a run, found {error!r}") from error
         if found != (FORMAT, VERSION, self._fingerprint):
-            msg = f"{self._record}: must be of the same inputs, options, tokenizer, splitter and version, found others"
-            raise FormatError(msg)
+            raise FormatError(
+                f"{self._record}: must be of the same inputs, options, tokenizer, splitter and version, found others"
+            )
         if saved.counts["bad"] and not self._config.skip_bad:
-            msg = f"{self._record}: bad records must not have been skipped, found {saved.counts['bad']} that were"
-            raise FormatError(msg)
+            raise FormatError(
+                f"{self._record}: bad records must not have been skipped, found {saved.counts['bad']} that were"
+            )
         return saved
 
     def _reopen_one(
@@ -247,8 +246,7 @@ class UnfinishedFolder:
         raw = memoryview(path.read_bytes())[: wanted.size_bytes]
         self._sums[number][name] = checksum_bytes(raw)
         if FileSum.of(self._sums[number][name]) != wanted:
-            msg = f"{path}: must begin with the {wanted.size_bytes} bytes that were saved"
-            raise FormatError(msg)
+            raise FormatError(f"{path}: must begin with the {wanted.size_bytes} bytes that were saved")
         return np.frombuffer(raw, dtype=_DTYPES[name])
 
     def _tokens_path(self, number: int) -> Path:

@@ -12,8 +12,6 @@ from trackbed.preprocess.input_segments import RowGroup
 from trackbed.preprocess.inputs import InputFile
 from trackbed.preprocess.open_input import open_input
 
-__all__ = ["LongCell", "MissingColumn", "read_columns", "read_row_groups"]
-
 _BATCH_ROWS: Final = 1024
 _NAMES_SHOWN: Final = 8
 
@@ -83,8 +81,9 @@ def read_columns(segment: RowGroup, names: Sequence[str], *, max_cell_bytes: int
                 )
                 yield from zip(*columns, strict=True)
         except (library.ArrowException, OSError) as error:
-            msg = f"{segment.file.name}: must be a complete Parquet file, found in row group {segment.number}: {error}"
-            raise FormatError(msg) from error
+            raise FormatError(
+                f"{segment.file.name}: must be a complete Parquet file, found in row group {segment.number}: {error}"
+            ) from error
 
 
 def _opened(file: InputFile) -> Any:
@@ -92,8 +91,7 @@ def _opened(file: InputFile) -> Any:
     parquet = require("pyarrow.parquet", where=file.name)
     if file.size_bytes == 0:
         way = "its writer did not come to an end: remove the file, or write it again"
-        msg = f"{file.name}: must be a complete Parquet file, found 0 bytes: {way}"
-        raise FormatError(msg)
+        raise FormatError(f"{file.name}: must be a complete Parquet file, found 0 bytes: {way}")
     raw = open_input(file)
     source: Any = raw
     if file.address is None:  # the library closes only what it has opened
@@ -102,8 +100,7 @@ def _opened(file: InputFile) -> Any:
     try:
         return parquet.ParquetFile(source)
     except (library.ArrowException, OSError) as error:
-        msg = f"{file.name}: must be a Parquet file: {error}"
-        raise FormatError(msg) from error
+        raise FormatError(f"{file.name}: must be a Parquet file: {error}") from error
 
 
 def _values(column: Any, max_bytes: int) -> Iterator[Any]:
@@ -139,15 +136,15 @@ def _text(cell: Any) -> str | UnicodeDecodeError | None:
 def _check_column(file: InputFile, schema: Any, name: str) -> None:
     types = require("pyarrow", where=file.name).types
     if schema.names.count(name) > 1:
-        msg = f"{file.name}: a Parquet file must have one column {name!r}, found {schema.names.count(name)}"
-        raise FormatError(msg)
+        raise FormatError(
+            f"{file.name}: a Parquet file must have one column {name!r}, found {schema.names.count(name)}"
+        )
     kind = schema.field(name).type
     bare = kind.value_type if types.is_dictionary(kind) else kind
     # Writers that infer types give a column without any value the type null.
     kinds = (types.is_string, types.is_large_string, types.is_string_view, types.is_null)
     if not any(is_kind(bare) for is_kind in kinds):
-        msg = f"{file.name}: the column {name!r} must hold strings, found {kind}"
-        raise FormatError(msg)
+        raise FormatError(f"{file.name}: the column {name!r} must hold strings, found {kind}")
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -9,8 +9,6 @@ from trackbed.datasets.extras import require
 from trackbed.datasets.tokenizers.rust_libraries import panics_as_errors
 from trackbed.errors import ArgumentError
 
-__all__ = ["SentencexSplitter"]
-
 _WINDOW_CHARS: Final = 4096
 _LANGUAGE: Final = re.compile(r"[A-Za-z]{2,3}([-_][A-Za-z0-9]+)*")
 # The library fails on white space of several bytes before a letter and a full stop, so it gets a space instead.
@@ -46,8 +44,7 @@ class SentencexSplitter:
             ArgumentError: the library is not installed, or `language` is no code of a language.
         """
         if not _LANGUAGE.fullmatch(language):
-            msg = f"sentencex: the language must be a code such as en or pt-br, found {language!r}"
-            raise ArgumentError(msg)
+            raise ArgumentError(f"sentencex: the language must be a code such as en or pt-br, found {language!r}")
         library: Any = require("sentencex", where="--splitter sentencex", extra="sentences")
         return cls(library.segment, language, version("sentencex"))
 
@@ -82,13 +79,11 @@ class SentencexSplitter:
                 continue
             first = text.find(sentence, start, stop)  # the library leaves out some line ends of long texts
             if first < 0 or not _is_blank(text[start:first]):
-                msg = "sentencex: only white space may be left out between sentences, found more"
-                raise ValueError(msg)
+                raise ValueError("sentencex: only white space may be left out between sentences, found more")
             start = first + len(sentence)
             spans.append((first, start))
         if not _is_blank(text[start:stop]):
-            msg = "sentencex: only white space may be left out after the last sentence, found more"
-            raise ValueError(msg)
+            raise ValueError("sentencex: only white space may be left out after the last sentence, found more")
         return spans
 
     def _parts(self, text: str) -> list[str]:

@@ -7,8 +7,6 @@ from trackbed.errors import ArgumentError
 from trackbed.preprocess.punkt_splitter import PunktSplitter
 from trackbed.preprocess.sentencex_splitter import SentencexSplitter
 
-__all__ = ["SENTENCEX", "SentenceSplitter", "open_splitter"]
-
 SENTENCEX: Final = "sentencex"
 """Name of the default splitter, which needs no model."""
 
@@ -47,5 +45,4 @@ def open_splitter(name: str = SENTENCEX) -> SentenceSplitter:
         return SentencexSplitter.open(detail) if detail else SentencexSplitter.open()
     if library == PUNKT and detail:
         return PunktSplitter.open(Path(detail))
-    msg = f"a splitter must be sentencex, sentencex:LANGUAGE or punkt:FOLDER, found {name!r}"
-    raise ArgumentError(msg)
+    raise ArgumentError(f"a splitter must be sentencex, sentencex:LANGUAGE or punkt:FOLDER, found {name!r}")

@@ -13,8 +13,6 @@ from trackbed.preprocess.work_files import is_own_file
 from trackbed.tokens.paths import get_bin_path, get_idx_path, get_seal_path
 from trackbed.tokens.shard_list import SHARD_LIST_SUFFIX
 
-__all__ = ["Listed", "contents_of", "find_objects", "stamps_of"]
-
 _AT_ONCE: Final = 4096
 _UNLISTED: Final = ("http", "https")
 _SEAL: Final = get_seal_path("")
@@ -51,8 +49,7 @@ def find_objects(text: str, walk: FolderWalk) -> Listed:
             return Listed([address], is_folder=False, left_out=[])
     names = [name for name, _ in stores.list_objects(address) if not name.endswith("/")]
     if not names:
-        msg = f"{text}: an input must be an object or a folder of objects, found nothing"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"{text}: an input must be an object or a folder of objects, found nothing")
     listed, own = set(names), set(_own(names))
     root = f"{address.root}/{address.key.strip('/')}".rstrip("/") + "/"
     hidden = {name: found for name in names if (found := _hidden_part(name, root)) is not None}

@@ -24,8 +24,6 @@ from trackbed.preprocess.plan import InputChunk
 from trackbed.preprocess.readers import BadRecord, Record, RecordError, read_segment
 from trackbed.preprocess.splitter import SentenceSplitter
 
-__all__ = ["BatchTokenizer", "ChunkTokenizer", "FlatTokenizer", "KeyTokens", "TokenisedChunk", "TokenisedSegment"]
-
 _BATCH_CHARS: Final = 1 << 20  # bounds the memory of texts and ids in flight
 _CHECKED_TEXTS: Final = 16  # of each batch, so that the comparison takes little time
 _CHECKED_CHARS: Final = 512
@@ -284,8 +282,7 @@ def _fails_as(what: str) -> Iterator[None]:
     except BaseException as error:
         if not isinstance(error, Exception) and not is_panic(error):
             raise
-        msg = f"the {what} must accept the text, found an error: {error}"
-        raise RecordError(msg) from error
+        raise RecordError(f"the {what} must accept the text, found an error: {error}") from error
 
 
 def _groups(texts: list[str], max_chars: int) -> Iterator[list[str]]:

@@ -7,8 +7,6 @@ from trackbed.datasets.tokenizers.fastokens import FastTokenizer, UnsuitableErro
 from trackbed.datasets.tokenizers.huggingface import HuggingFaceTokenizer
 from trackbed.datasets.tokenizers.kinds import AnyTokenizer, is_path, open_tokenizer
 
-__all__ = ["absolute_name", "open_fastest_tokenizer"]
-
 logger = logging.getLogger(__name__)
 
 

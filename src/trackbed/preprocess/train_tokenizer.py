@@ -25,8 +25,6 @@ from trackbed.preprocess.long_text import split_text
 from trackbed.preprocess.plan import plan_chunks
 from trackbed.preprocess.readers import BadRecord, Record, read_segment
 
-__all__ = ["TrainedTokenizer", "TrainingConfig", "train_tokenizer"]
-
 _NUM_BYTES: Final = 256
 _PART_CHARS: Final = 64 << 10  # the library holds hundreds of texts in memory
 
@@ -56,19 +54,17 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         if not self.inputs:
-            msg = "inputs must name at least one file or folder, found none"
-            raise ArgumentError(msg)
+            raise ArgumentError("inputs must name at least one file or folder, found none")
         if not all(self.special_tokens) or len(set(self.special_tokens)) != len(self.special_tokens):
-            msg = f"special_tokens must be different and not empty, found {list(self.special_tokens)}"
-            raise ArgumentError(msg)
+            raise ArgumentError(f"special_tokens must be different and not empty, found {list(self.special_tokens)}")
         least = _NUM_BYTES + len(self.special_tokens)
         if self.vocab_size < least:
-            msg = f"vocab_size must be at least {least} for the bytes and special tokens, found {self.vocab_size}"
-            raise ArgumentError(msg)
+            raise ArgumentError(
+                f"vocab_size must be at least {least} for the bytes and special tokens, found {self.vocab_size}"
+            )
         check_reading(input_format=self.input_format, max_record_bytes=self.max_record_bytes)
         if not self.json_keys:
-            msg = "json_keys must name at least one key, found none"
-            raise ArgumentError(msg)
+            raise ArgumentError("json_keys must name at least one key, found none")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,8 +98,7 @@ def train_tokenizer(config: TrainingConfig, output: Path, *, progress: InputProg
         FormatError: a record is bad and `config.skip_bad` is False.
     """
     if not output.parent.is_dir():
-        msg = f"{output.parent}: the folder of the output must exist, found none"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"{output.parent}: the folder of the output must exist, found none")
     tokenizer = Tokenizer(models.BPE())
     words = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.pre_tokenizer = words
@@ -126,11 +121,11 @@ def train_tokenizer(config: TrainingConfig, output: Path, *, progress: InputProg
     except BaseException as error:
         if not is_panic(error):
             raise
-        msg = f"{output}: the library tokenizers must learn from the texts, found a panic of it: {error}"
-        raise TrackbedError(msg) from None
+        raise TrackbedError(
+            f"{output}: the library tokenizers must learn from the texts, found a panic of it: {error}"
+        ) from None
     if corpus.num_texts == 0:
-        msg = f"{config.inputs[0]}: a tokenizer needs texts to learn from, found none"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"{config.inputs[0]}: a tokenizer needs texts to learn from, found none")
     _save(tokenizer, output)
     return TrainedTokenizer(
         path=output,

@@ -11,8 +11,6 @@ from trackbed.tokens.format import is_indexed
 from trackbed.tokens.paths import get_bin_path, get_idx_path, get_seal_path
 from trackbed.tokens.shard_list import is_shard_list
 
-__all__ = ["LOCK_NAME", "RECORD_NAME", "UNFINISHED_SUFFIX", "is_own_file", "is_saved_name", "is_work_file"]
-
 UNFINISHED_SUFFIX: Final = ".unfinished"
 """Suffix of the folder to which a run saves its work."""
 

@@ -25,8 +25,6 @@ from trackbed.datasets.tokenizers.rust_libraries import one_core
 from trackbed.errors import TrackbedError
 from trackbed.preprocess.messages import NUM_SLOTS, SharedSlots, receive, send
 
-__all__ = ["FinishedJob", "JobResult", "WorkerDiedError", "WorkerProcess", "map_in_order", "run_job", "start_workers"]
-
 _EXIT_SECONDS: Final = 5
 _NO_MORE: Final = object()
 

@@ -11,8 +11,6 @@ from trackbed.errors import ArgumentError, FormatError
 from trackbed.files import Checksum, FileSum, Writeback, new_partial, publish
 from trackbed.tokens.encode import Buffer
 
-__all__ = ["AppendFile"]
-
 _FLUSH_BYTES: Final = 256 << 10
 _LARGE_BYTES: Final = 4 << 20
 """Size from which computing the checksum on a second thread saves time."""
@@ -62,8 +60,9 @@ class AppendFile:
         checksum = _checksum_start(file, written.size_bytes)
         if FileSum.of(checksum) != written:
             file.close()
-            msg = f"{partial}: must begin with the {written.size_bytes} bytes that were saved, found others"
-            raise FormatError(msg)
+            raise FormatError(
+                f"{partial}: must begin with the {written.size_bytes} bytes that were saved, found others"
+            )
         file.truncate(written.size_bytes)
         found = cls(final, partial, file)
         found.checksum = checksum
@@ -105,8 +104,7 @@ class AppendFile:
     def check_open(self) -> None:
         """Raises an error if the file is closed."""
         if self._file.closed:
-            msg = f"{self._final}: a builder must not be used after finalize or discard"
-            raise ArgumentError(msg)
+            raise ArgumentError(f"{self._final}: a builder must not be used after finalize or discard")
 
     def close(self) -> None:
         """Closes the file without removing it."""
@@ -122,13 +120,15 @@ class AppendFile:
 
     def _write(self, data: memoryview | bytearray) -> None:
         if os.getpid() != self._pid:
-            msg = f"{self._final}: a builder must be used in process {self._pid}, which created it, found {os.getpid()}"
-            raise ArgumentError(msg)
+            raise ArgumentError(
+                f"{self._final}: a builder must be used in process {self._pid}, which created it, found {os.getpid()}"
+            )
         if isinstance(self._failure, OSError):  # the length of the file is unknown
             raise self._failure
         if self._failure is not None:
-            msg = f"{self._final}: a builder must not be used after it was interrupted"
-            raise ArgumentError(msg) from self._failure
+            raise ArgumentError(
+                f"{self._final}: a builder must not be used after it was interrupted"
+            ) from self._failure
         try:
             with memoryview(data) as view:
                 if len(view) < _LARGE_BYTES:

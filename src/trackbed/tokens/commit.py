@@ -19,17 +19,6 @@ from trackbed.errors import ArgumentError, TrackbedError
 from trackbed.files import flush_to_disk, publish
 from trackbed.tokens.paths import get_bin_path, get_idx_path, get_seal_path
 
-__all__ = [
-    "LOCK_SUFFIX",
-    "PairFiles",
-    "check_pair_name",
-    "commit_pair",
-    "finish_pair",
-    "interruption",
-    "is_pending_name",
-    "locked_pair",
-]
-
 _PENDING: Final = ".pending"
 _NAMES: Final = tuple(f"{path('')}{_PENDING}" for path in (get_bin_path, get_seal_path, get_idx_path))
 LOCK_SUFFIX: Final = f"{get_idx_path('')}.lock"
@@ -85,8 +74,7 @@ def check_pair_name(path_prefix: str | os.PathLike[str]) -> None:
     if size > most:
         shown = f"{os.fspath(path_prefix)[:_CHARS_SHOWN]}..."
         why = "so that the names of its files fit"
-        msg = f"{shown}: the name of a pair must have at most {most} bytes here, {why}, found {size}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"{shown}: the name of a pair must have at most {most} bytes here, {why}, found {size}")
 
 
 def commit_pair(partials: PairFiles, finals: PairFiles) -> None:
@@ -140,8 +128,9 @@ def finish_pair(path_prefix: str) -> bool:
     if finals.idx.exists() or not finals.pending.idx.exists():
         return False
     if not finals.pending.bin.exists() and not finals.bin.exists():
-        msg = f"{finals.pending.idx}: its .bin must be in the same folder, found none: write the pair again"
-        raise TrackbedError(msg)
+        raise TrackbedError(
+            f"{finals.pending.idx}: its .bin must be in the same folder, found none: write the pair again"
+        )
     with locked_pair(finals.idx):
         return _finish(finals)
 
@@ -217,7 +206,8 @@ def _acquire(path: Path) -> int | None:
                 raise
             if time.monotonic() > deadline:
                 os.close(descriptor)
-                msg = f"{path}: no other process may be replacing the pair, found one for {_WAIT_SECONDS:.0f} s"
-                raise TrackbedError(msg) from None
+                raise TrackbedError(
+                    f"{path}: no other process may be replacing the pair, found one for {_WAIT_SECONDS:.0f} s"
+                ) from None
             time.sleep(_POLL_SECONDS)
         os.close(descriptor)

@@ -20,8 +20,6 @@ from trackbed.tokens.stored.index_cache import StoredIndex
 from trackbed.tokens.stored.open_pairs import open_stored_pair
 from trackbed.tokens.stored.source import StoredSource, fetch_ranges
 
-__all__ = ["PairContent"]
-
 _READ_BYTES: Final = 4 << 20
 _FETCH_BYTES: Final = 32 << 20
 

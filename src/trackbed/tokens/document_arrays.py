@@ -10,8 +10,6 @@ import numpy.typing as npt
 
 from trackbed.errors import ArgumentError
 
-__all__ = ["DocumentArrays", "check_documents"]
-
 _MAX_INT32: Final = 2**31 - 1
 
 
@@ -53,28 +51,25 @@ def _as_parts(given: Any, names: tuple[str, str], whole: tuple[int, str], where:
     """Checks numbers that must add up to a whole. `names` are those of all numbers and of one."""
     found = np.asarray(given)
     if found.ndim != 1 or (found.dtype.kind not in "iu" and found.size):
-        msg = f"{where}: {names[0]} must be integers in one dimension, found {found.dtype}{list(found.shape)}"
-        raise ArgumentError(msg)
+        raise ArgumentError(
+            f"{where}: {names[0]} must be integers in one dimension, found {found.dtype}{list(found.shape)}"
+        )
     if found.size and not (found.min() >= 0 and found.max() <= _MAX_INT32):
         wrong = int(np.flatnonzero((found < 0) | (found > _MAX_INT32))[0])
-        msg = f"{where}: {names[1]} {wrong} must be in [0, 2**31), found {found[wrong]}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"{where}: {names[1]} {wrong} must be in [0, 2**31), found {found[wrong]}")
     added = found.sum(dtype=np.int64)
     if added != whole[0]:
-        msg = f"{where}: {names[0]} must add up to the {whole[0]} {whole[1]}, found {added}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"{where}: {names[0]} must add up to the {whole[0]} {whole[1]}, found {added}")
     return found.astype(np.int32)
 
 
 def _as_modes(given: Any, num_sequences: int, *, where: str) -> npt.NDArray[np.int8]:
     found = np.asarray(given)
     if found.shape != (num_sequences,) or (found.dtype.kind not in "iu" and found.size):
-        msg = (
+        raise ArgumentError(
             f"{where}: there must be one integer mode for each of {num_sequences} sequences, "
             f"found {found.dtype}{list(found.shape)}"
         )
-        raise ArgumentError(msg)
     if found.size and not (found.min() >= -128 and found.max() <= 127):
-        msg = f"{where}: modes must be in [-128, 127], found {found.min()} to {found.max()}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"{where}: modes must be in [-128, 127], found {found.min()} to {found.max()}")
     return found.astype(np.int8)

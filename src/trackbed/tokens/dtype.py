@@ -7,8 +7,6 @@ import numpy as np
 
 from trackbed.errors import ArgumentError
 
-__all__ = ["DType"]
-
 
 class DType(Enum):
     """NumPy types by their code in the `.idx` header (docs/formats/indexed.md)."""
@@ -34,8 +32,7 @@ class DType(Enum):
         """
         name = "None" if value is None else np.dtype(value).name  # NumPy takes None for float64
         if name not in cls.__members__:
-            msg = f"dtype must be one of {', '.join(cls.__members__)}, found {name}"
-            raise ArgumentError(msg)
+            raise ArgumentError(f"dtype must be one of {', '.join(cls.__members__)}, found {name}")
         return cls[name].value
 
     @classmethod
@@ -61,8 +58,7 @@ class DType(Enum):
             return np.dtype(DType.dtype_from_code(int(key))).itemsize
         if isinstance(key, type) and issubclass(key, np.number):
             return np.dtype(key).itemsize
-        msg = f"key must be a dtype code or a NumPy number type, found {key!r}"
-        raise ValueError(msg)
+        raise ValueError(f"key must be a dtype code or a NumPy number type, found {key!r}")
 
     @staticmethod
     def optimal_dtype(cardinality: int | None) -> type[np.number[Any]]:

@@ -13,8 +13,6 @@ import numpy.typing as npt
 from trackbed.errors import ArgumentError
 from trackbed.kernels import narrow
 
-__all__ = ["Buffer", "as_numbers", "encode"]
-
 Buffer = bytes | memoryview
 
 _KINDS: Final = {"i": "iu", "u": "iu", "f": "iuf"}
@@ -41,8 +39,7 @@ def as_numbers(tensor: Any, dtype: np.dtype[Any], *, where: str) -> npt.NDArray[
         given = np.asarray(tensor)
         given = given if given.ndim == 1 else given.reshape(-1)
     except ValueError as error:
-        msg = f"{where}: tokens stored as {dtype} must be {wanted}: {error}"
-        raise ArgumentError(msg) from None
+        raise ArgumentError(f"{where}: tokens stored as {dtype} must be {wanted}: {error}") from None
     if given.dtype == dtype:
         return given
     if given.dtype.kind == "U":  # numbers as strings, as Megatron Core accepts them
@@ -52,8 +49,7 @@ def as_numbers(tensor: Any, dtype: np.dtype[Any], *, where: str) -> npt.NDArray[
         return np.ascontiguousarray(given, dtype=given.dtype.newbyteorder("="))
     if given.size == 0:
         return np.empty(0, dtype=dtype)  # NumPy converts an empty list to floats
-    msg = f"{where}: tokens stored as {dtype} must be {wanted}, found {given.dtype}"
-    raise ArgumentError(msg)
+    raise ArgumentError(f"{where}: tokens stored as {dtype} must be {wanted}, found {given.dtype}")
 
 
 def encode(tokens: npt.NDArray[Any], dtype: np.dtype[Any], *, where: str) -> Buffer:
@@ -68,11 +64,9 @@ def encode(tokens: npt.NDArray[Any], dtype: np.dtype[Any], *, where: str) -> Buf
         rounded = tokens.astype(dtype)
         if tokens.dtype.kind in "iu" and not np.array_equal(rounded, tokens):
             wrong = int(tokens[rounded != tokens][0])
-            msg = f"{where}: {dtype} must hold every token unchanged, found {wrong}"
-            raise ArgumentError(msg)
+            raise ArgumentError(f"{where}: {dtype} must hold every token unchanged, found {wrong}")
         return rounded.data
     try:
         return narrow(tokens, dtype)
     except ArgumentError as error:
-        msg = f"{where}: {error}"
-        raise ArgumentError(msg) from None
+        raise ArgumentError(f"{where}: {error}") from None

@@ -32,18 +32,6 @@ from trackbed.tokens.idx_header import HEADER_BYTES, MAGIC, Header, decode_heade
 from trackbed.tokens.length_checksum import checksum_lengths
 from trackbed.tokens.stored.index_cache import StoredIndex
 
-__all__ = [
-    "IndexEnds",
-    "PairHeader",
-    "SequenceIndex",
-    "as_format_error",
-    "ends_of",
-    "is_indexed",
-    "map_file",
-    "open_index",
-    "read_ends",
-]
-
 _MOST_READ: Final = 1024
 """Files per kernel call, which limits its buffers to 8 MiB."""
 
@@ -62,8 +50,7 @@ class as_format_error:  # noqa: N801  used like a function; a generator would ta
     def __exit__(self, _class: object, error: BaseException | None, _traceback: object) -> None:
         if isinstance(error, OSError):
             where = error.filename or self._path
-            msg = f"{where}: both files of a pair must be readable, found: {error.strerror}"
-            raise FormatError(msg) from error
+            raise FormatError(f"{where}: both files of a pair must be readable, found: {error.strerror}") from error
 
 
 def is_indexed(path_prefix: str) -> bool:
@@ -293,12 +280,11 @@ def ends_of(
     mode_bytes = header.sequence_count
     sizes = {header.size_bytes + mode_bytes} if multimodal else {header.size_bytes, header.size_bytes + mode_bytes}
     if identity.size_bytes not in sizes:
-        msg = (
+        raise FormatError(
             f"{path}: sequence_count {header.sequence_count} and document_count {header.document_count} "
             f"make {' or '.join(map(str, sorted(sizes)))} bytes{' with modes' if multimodal else ''}, "
             f"this file has {identity.size_bytes}"
         )
-        raise FormatError(msg)
     return IndexEnds(
         header=header,
         size_bytes=identity.size_bytes,

@@ -24,8 +24,6 @@ from trackbed.tokens.source import RangeError, Source, Tokens
 from trackbed.tokens.stored.config import ObjectStorageConfig
 from trackbed.tokens.stored.source import StoredSource, read_spans
 
-__all__ = ["GroupIndex", "IndexedGroup"]
-
 
 class IndexedGroup:
     """The documents of all pairs in the given order, as `merge` would write them, read from the original files.
@@ -72,8 +70,7 @@ class IndexedGroup:
             FormatError: an index is damaged, or points outside its data.
         """
         if not pairs:
-            msg = f"{path_prefix}: a group must have at least one pair, found none"
-            raise ArgumentError(msg)
+            raise ArgumentError(f"{path_prefix}: a group must have at least one pair, found none")
         storage = object_storage_config
         known = headers or {}
         missing = [pair for pair in pairs if pair not in known]
@@ -90,8 +87,7 @@ class IndexedGroup:
             name = np.dtype(member.index.dtype).name
             if name != first:
                 found = f"{first} in {pairs[0]} and {name} in {member.path_prefix}"
-                msg = f"{path_prefix}: the pairs of a group must have tokens of one type, found {found}"
-                raise ArgumentError(msg)
+                raise ArgumentError(f"{path_prefix}: the pairs of a group must have tokens of one type, found {found}")
         return cls(path_prefix, members)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -134,8 +130,7 @@ class IndexedGroup:
             return self.get(idx)
         start, stop, step = idx.indices(len(self))
         if step != 1:
-            msg = f"{self.path_prefix}: a slice must take every sequence, found a step of {step}"
-            raise ValueError(msg)
+            raise ValueError(f"{self.path_prefix}: a slice must take every sequence, found a step of {step}")
         return self.get_several(range(start, stop))
 
     def get(self, idx: int | np.integer[Any], offset: int = 0, length: int | np.integer[Any] | None = None) -> Tokens:
@@ -191,8 +186,9 @@ class IndexedGroup:
         count = int(index.sequence_lengths[sequence]) - offset if length is None else length
         if not 0 <= start <= start + count <= self._first_tokens[-1]:
             where = f"tokens [{offset}, {offset + count}) of sequence {idx}"
-            msg = f"{self.path_prefix}: {where} must lie inside the files, which have {self._first_tokens[-1]}"
-            raise RangeError(msg)
+            raise RangeError(
+                f"{self.path_prefix}: {where} must lie inside the files, which have {self._first_tokens[-1]}"
+            )
         return start, start + count
 
     def _spans(self, start: int, stop: int) -> Iterator[tuple[Source, int, int]]:
@@ -219,8 +215,7 @@ class IndexedGroup:
         number = as_index(idx)
         wanted = number + len(self) if number < 0 else number
         if not 0 <= wanted < len(self):
-            msg = f"{self.path_prefix}: a sequence must be in [-{len(self)}, {len(self)}), found {number}"
-            raise IndexError(msg)
+            raise IndexError(f"{self.path_prefix}: a sequence must be in [-{len(self)}, {len(self)}), found {number}")
         member = bisect_right(self._first_sequences, wanted) - 1
         return member, wanted - self._first_sequences[member]
 

@@ -10,8 +10,6 @@ from trackbed.tokens.format import PairHeader, read_ends
 from trackbed.tokens.paths import get_bin_path, get_idx_path
 from trackbed.tokens.stored.open_pairs import open_stored_pairs
 
-__all__ = ["read_headers"]
-
 _NUM_THREADS: Final = 8
 """Pairs that are read at once: on a network file system each waits for a few answers."""
 

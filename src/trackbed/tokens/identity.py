@@ -7,8 +7,6 @@ from typing import Any
 from trackbed.tokens.format import SequenceIndex, open_index
 from trackbed.tokens.paths import get_bin_path, get_idx_path
 
-__all__ = ["identity", "identity_of"]
-
 
 def identity(path_prefix: str) -> dict[str, Any]:
     """Sizes of both files, and the SHA-256 of the index's header and of its first and last 4 KiB.

@@ -10,8 +10,6 @@ import numpy as np
 from trackbed.errors import FormatError
 from trackbed.tokens.dtype import DType
 
-__all__ = ["HEADER_BYTES", "MAGIC", "Header", "decode_header", "encode_header"]
-
 MAGIC: Final = b"MMIDIDX\x00\x00"
 _OLDER_MAGIC: Final = b"TNTIDX\x00\x00"
 VERSION: Final = 1
@@ -57,8 +55,7 @@ def decode_header(raw: bytes | memoryview, *, path: str | Path) -> Header:
         FormatError: too few bytes, another magic or version, an unknown dtype code, or no document border.
     """
     if len(raw) < HEADER_BYTES:
-        msg = f"{path}: an index header has {HEADER_BYTES} bytes, this file has {len(raw)}"
-        raise FormatError(msg)
+        raise FormatError(f"{path}: an index header has {HEADER_BYTES} bytes, this file has {len(raw)}")
     magic, version, code, sequences, borders = _FIELDS.unpack(raw[:HEADER_BYTES])
     if magic != MAGIC:
         older = (
@@ -66,17 +63,13 @@ def decode_header(raw: bytes | memoryview, *, path: str | Path) -> Header:
             "preprocess, or with --dataset-impl mmap"
         )
         hint = older if magic.startswith(_OLDER_MAGIC) else ""
-        msg = f"{path}: the magic must be {MAGIC!r}, found {magic!r}{hint}"
-        raise FormatError(msg)
+        raise FormatError(f"{path}: the magic must be {MAGIC!r}, found {magic!r}{hint}")
     if version != VERSION:
-        msg = f"{path}: the version must be {VERSION}, found {version}"
-        raise FormatError(msg)
+        raise FormatError(f"{path}: the version must be {VERSION}, found {version}")
     try:
         dtype = DType.dtype_from_code(code)
     except ValueError:
-        msg = f"{path}: the dtype code must be in [1, {len(DType)}], found {code}"
-        raise FormatError(msg) from None
+        raise FormatError(f"{path}: the dtype code must be in [1, {len(DType)}], found {code}") from None
     if borders < 1:
-        msg = f"{path}: document_count must be at least 1, found {borders}"
-        raise FormatError(msg)
+        raise FormatError(f"{path}: document_count must be at least 1, found {borders}")
     return Header(dtype, sequences, borders)

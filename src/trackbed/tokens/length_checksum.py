@@ -8,8 +8,6 @@ import numpy.typing as npt
 from trackbed.cancellation import check_cancelled
 from trackbed.files import crc32
 
-__all__ = ["checksum_lengths"]
-
 _STRIDE: Final = 1 << 20
 """Lengths per check for cancellation."""
 

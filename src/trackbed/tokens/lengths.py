@@ -14,8 +14,6 @@ from trackbed.tokens.format import SequenceIndex
 from trackbed.tokens.idx_header import HEADER_BYTES
 from trackbed.tokens.stored.index_cache import fetch_indexes
 
-__all__ = ["fetch_copies", "read_lengths"]
-
 
 def fetch_copies(indexes: Iterable[SequenceIndex]) -> None:
     """Fetches copies of the indexes that lie in object stores, several of them together.

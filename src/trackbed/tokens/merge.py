@@ -8,8 +8,6 @@ from trackbed.tokens.content import PairContent
 from trackbed.tokens.paths import get_bin_path, get_idx_path
 from trackbed.tokens.writer import IndexedDatasetBuilder
 
-__all__ = ["merge"]
-
 
 def merge(
     path_prefixes: Sequence[str],
@@ -33,11 +31,9 @@ def merge(
         FormatError: a pair is damaged.
     """
     if not path_prefixes:
-        msg = "path_prefixes must name at least one pair, found none"
-        raise ArgumentError(msg)
+        raise ArgumentError("path_prefixes must name at least one pair, found none")
     if is_address(output_prefix):
-        msg = f"{output_prefix}: the output must be a path on a disk, found an address"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"{output_prefix}: the output must be a path on a disk, found an address")
     dtype = PairContent.open(path_prefixes[0], idx_cache=idx_cache).index.dtype
     builder = IndexedDatasetBuilder(get_bin_path(output_prefix), dtype, multimodal)
     try:

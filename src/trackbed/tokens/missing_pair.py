@@ -9,8 +9,6 @@ from trackbed.files.stores import lost_address_hint
 from trackbed.tokens.commit import interruption
 from trackbed.tokens.paths import get_bin_path, get_idx_path
 
-__all__ = ["hint_for_missing_pair"]
-
 _MOST_NAMES: Final = 500
 """Pairs of a folder whose names are compared: a blend may miss thousands of pairs."""
 _MOST_SHOWN: Final = 3

@@ -2,8 +2,6 @@
 
 import os
 
-__all__ = ["get_bin_path", "get_idx_path", "get_seal_path"]
-
 
 def get_bin_path(path_prefix: str | os.PathLike[str]) -> str:
     """Path of the data file, which contains the tokens.

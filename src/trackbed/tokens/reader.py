@@ -26,8 +26,6 @@ from trackbed.tokens.stored.index_cache import StoredIndex
 from trackbed.tokens.stored.open_pairs import open_stored_pair, stored_pair_exists
 from trackbed.tokens.stored.source import StoredSource, read_spans
 
-__all__ = ["IndexedDataset"]
-
 Moded = tuple[Tokens, np.int8]
 
 
@@ -66,11 +64,11 @@ class IndexedDataset:
     def __init__(
         self,
         path_prefix: str,
-        multimodal: bool = False,  # noqa: FBT001, FBT002  Megatron Core's signature
-        mmap: bool = True,  # noqa: FBT001, FBT002  Megatron Core's signature
+        multimodal: bool = False,
+        mmap: bool = True,
         object_storage_config: ObjectStorageConfig | None = None,
         s3_config: ObjectStorageConfig | None = None,
-        fast_cache_load: bool = False,  # noqa: FBT001, FBT002  Megatron Core's signature
+        fast_cache_load: bool = False,
         sequences_per_dataset: tuple[int, int] | None = None,
         dtype_code: int | None = None,
         *,
@@ -85,10 +83,10 @@ class IndexedDataset:
     def initialize(
         self,
         path_prefix: str,
-        multimodal: bool,  # noqa: FBT001  Megatron Core's signature
-        mmap: bool,  # noqa: FBT001
+        multimodal: bool,
+        mmap: bool,
         object_storage_config: ObjectStorageConfig | None = None,
-        fast_cache_load: bool = False,  # noqa: FBT001, FBT002
+        fast_cache_load: bool = False,
         sequences_per_dataset: tuple[int, int] | None = None,
         dtype_code: int | None = None,
         *,
@@ -226,12 +224,10 @@ class IndexedDataset:
         if isinstance(idx, (int, np.integer)):
             return self.get(int(idx))
         if not isinstance(idx, slice):
-            msg = f"{self.path_prefix}: an index must be an integer or a slice, found {type(idx).__name__}"
-            raise TypeError(msg)
+            raise TypeError(f"{self.path_prefix}: an index must be an integer or a slice, found {type(idx).__name__}")
         start, stop, step = idx.indices(len(self))
         if step != 1:
-            msg = f"{self.path_prefix}: a slice must take every sequence, found a step of {step}"
-            raise ValueError(msg)
+            raise ValueError(f"{self.path_prefix}: a slice must take every sequence, found a step of {step}")
         sequences = self._sequences(start, max(start, stop))
         modes = self.index.sequence_modes
         return sequences if modes is None else (sequences, modes[start : max(start, stop)])
@@ -241,8 +237,7 @@ class IndexedDataset:
             return []
         lengths = self.index.sequence_lengths[start:stop]
         if lengths.min() < 0:
-            msg = f"{self.path_prefix}: sequence lengths must be at least 0, found {lengths.min()}"
-            raise FormatError(msg)
+            raise FormatError(f"{self.path_prefix}: sequence lengths must be at least 0, found {lengths.min()}")
         ends = np.cumsum(lengths, dtype=np.int64)
         tokens = self._read(int(self.index.sequence_pointers[start]), int(ends[-1]))
         return [tokens[before:after] for before, after in pairwise([0, *ends.tolist()])]
@@ -261,8 +256,7 @@ class IndexedDataset:
         try:
             pointer, size, mode = self.index[idx]  # type: ignore[index]  # NumPy integers index arrays too
         except OverflowError:
-            msg = f"{self.path_prefix}: an index must be below {len(self)}, found {idx}"
-            raise IndexError(msg) from None
+            raise IndexError(f"{self.path_prefix}: an index must be below {len(self)}, found {idx}") from None
         count = int(size) - offset if length is None else int(length)
         place = int(pointer) + int(offset) * self.index.dtype_size
         if offset != 0 or length is not None:
@@ -279,11 +273,10 @@ class IndexedDataset:
         offset, count = wanted
         num_bytes, itemsize = self._bin_stamp.size_bytes, self.index.dtype_size
         if not 0 <= place <= place + count * itemsize <= num_bytes:
-            msg = (
+            raise RangeError(
                 f"{self.path_prefix}: offset and length must name tokens of the file, which has {num_bytes // itemsize}"
                 f", but tokens [{offset}, {offset + count}) of sequence {idx} are asked for, which has {size}"
             )
-            raise RangeError(msg)
 
     def get_several(
         self, sequences: Sequence[int], offsets: Sequence[int] | None = None, lengths: Sequence[int] | None = None
@@ -338,8 +331,7 @@ class IndexedDataset:
             ArgumentError: the dataset was not opened as multimodal.
         """
         if self.index.sequence_modes is None:
-            msg = f"{self.path_prefix}: sequence_modes needs multimodal=True, found multimodal=False"
-            raise ArgumentError(msg)
+            raise ArgumentError(f"{self.path_prefix}: sequence_modes needs multimodal=True, found multimodal=False")
         return self.index.sequence_modes
 
     @staticmethod
@@ -357,10 +349,9 @@ class IndexedDataset:
 def _check_options(prefix: str, storage: object, *, mmap: bool) -> None:
     """Checks that the options fit the prefix."""
     if storage is not None and not isinstance(storage, ObjectStorageConfig):
-        msg = (
+        raise ArgumentError(
             f"{prefix}: object_storage_config must be an ObjectStorageConfig or None, found a {type(storage).__name__}"
         )
-        raise ArgumentError(msg)
     if not is_address(prefix):
         return
     parse_address(prefix)  # refuses secrets without repeating them
@@ -377,24 +368,21 @@ def _check_options(prefix: str, storage: object, *, mmap: bool) -> None:
 def _check_counts(ends: IndexEnds, wanted: tuple[int, ...], path_prefix: str) -> None:
     found = (ends.header.sequence_count, ends.header.document_count)
     if found != wanted:
-        msg = (
+        raise FormatError(
             f"{get_idx_path(path_prefix)}: the counts of sequences and document borders must be {wanted} "
             f"as in sequences_per_dataset, found {found}"
         )
-        raise FormatError(msg)
 
 
 def _check_ends(ends: IndexEnds, path_prefix: str, bin_bytes: int) -> None:
     """Checks the ends of the index, without reading the arrays as `verify` does."""
     if ends.last_border != ends.header.sequence_count:
-        msg = (
+        raise FormatError(
             f"{get_idx_path(path_prefix)}: the last document border must be the sequence_count "
             f"{ends.header.sequence_count}, found {ends.last_border}"
         )
-        raise FormatError(msg)
     if not 0 <= ends.data_bytes <= bin_bytes:
-        msg = (
+        raise FormatError(
             f"{get_idx_path(path_prefix)}: the last sequence ends at byte {ends.data_bytes} of "
             f"{Path(get_bin_path(path_prefix)).name}, which has {bin_bytes}"
         )
-        raise FormatError(msg)

@@ -25,8 +25,6 @@ from trackbed.files.stores import is_address, parse_address
 from trackbed.tokens.content import PairContent
 from trackbed.tokens.paths import get_seal_path
 
-__all__ = ["Seal", "parse_seal", "read_seal", "seal", "write_seal"]
-
 FORMAT: Final = "trackbed-seal"
 VERSION: Final = 1
 _MOST_BYTES: Final = 64 << 20
@@ -53,14 +51,14 @@ class Seal:
 
     def __post_init__(self) -> None:
         if self.chunk_bytes != CHUNK_BYTES:
-            msg = f"chunk_bytes must be {CHUNK_BYTES}, found {self.chunk_bytes!r}"
-            raise ValueError(msg)
+            raise ValueError(f"chunk_bytes must be {CHUNK_BYTES}, found {self.chunk_bytes!r}")
         made_by, parts = self.made_by, (self.recipe, self.counts)
         is_shard = type(made_by) is str and _SHA256.fullmatch(made_by) and {*map(type, parts)} == {dict}
         if not is_shard and (made_by, *parts) != (None, None, None):
             what = f"{str(made_by)[:80]!r}, {str(parts)[:80]}"
-            msg = f"made_by must be 64 hexadecimal digits beside the objects recipe and counts, found {what}"
-            raise ValueError(msg)
+            raise ValueError(
+                f"made_by must be 64 hexadecimal digits beside the objects recipe and counts, found {what}"
+            )
 
     @classmethod
     def of(
@@ -161,10 +159,10 @@ def parse_seal(raw: bytes, *, where: str) -> Seal:
         fields = json.loads(raw)
         found = (fields.pop("format"), fields.pop("version"))
         if found != (FORMAT, VERSION):
-            msg = f"{where}: the format and version must be {(FORMAT, VERSION)}, found {str(found)[:200]}"
-            raise FormatError(msg)
+            raise FormatError(f"{where}: the format and version must be {(FORMAT, VERSION)}, found {str(found)[:200]}")
         files = {name: FileSum.from_json(fields.pop(name)) for name in ("bin", "idx")}
         return Seal(**{**fields, **files})
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        msg = f"{where}: a seal must be a JSON object with the fields of docs/formats/indexed.md: {str(error)[:200]}"
-        raise FormatError(msg) from error
+        raise FormatError(
+            f"{where}: a seal must be a JSON object with the fields of docs/formats/indexed.md: {str(error)[:200]}"
+        ) from error

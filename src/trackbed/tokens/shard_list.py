@@ -10,17 +10,6 @@ from trackbed.errors import ArgumentError, FormatError
 from trackbed.files import read_regular, stores
 from trackbed.files.stores import is_address, parse_address
 
-__all__ = [
-    "SHARD_LIST_SUFFIX",
-    "ShardList",
-    "is_shard_list",
-    "parse_shard_list",
-    "read_all_shards",
-    "read_shard_groups",
-    "read_shard_list",
-    "shard_list_text",
-]
-
 SHARD_LIST_SUFFIX: Final = ".toml"
 _MARK: Final = "# Shards written by trackbed preprocess."
 _GROUP: Final = "group"
@@ -110,19 +99,18 @@ def parse_shard_list(raw: bytes, *, where: str) -> ShardList:
     try:
         fields: dict[str, Any] = tomllib.loads(raw.decode())
     except (ValueError, RecursionError) as error:
-        msg = f"{where}: a list of shards must be TOML, found: {error}"
-        raise FormatError(msg) from error
+        raise FormatError(f"{where}: a list of shards must be TOML, found: {error}") from error
     tables = {"": fields} if isinstance(fields.get(_GROUP), list) else fields
     groups = {key: table.get(_GROUP) if isinstance(table, dict) else None for key, table in tables.items()}
     for key, names in groups.items():
         is_texts = isinstance(names, list) and names and all(isinstance(name, str) and name for name in names)
         if not is_texts or set(tables[key]) != {_GROUP}:
             what = f"{str(tables[key])[:80]}{f' under {key!r}' if key else ''}"
-            msg = f"{where}: a list of shards must have group = [...] of at least one prefix and no more, found {what}"
-            raise FormatError(msg)
+            raise FormatError(
+                f"{where}: a list of shards must have group = [...] of at least one prefix and no more, found {what}"
+            )
     if not groups:
-        msg = f"{where}: a list of shards must have group = [...], found an empty file"
-        raise FormatError(msg)
+        raise FormatError(f"{where}: a list of shards must have group = [...], found an empty file")
     return {key: tuple(names) for key, names in groups.items() if names is not None}
 
 
@@ -132,8 +120,7 @@ def _group_of(groups: ShardList, key: str | None, *, where: str) -> tuple[str, .
     if key is None or key not in groups:
         known = ", ".join(map(repr, groups)) if "" not in groups else "one without a name"
         found = "none was named" if key is None else f"{key!r}"
-        msg = f"{where}: the key of the shards must be one of those listed ({known}), found {found}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"{where}: the key of the shards must be one of those listed ({known}), found {found}")
     return groups[key]
 
 

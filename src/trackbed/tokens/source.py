@@ -11,8 +11,6 @@ from trackbed.errors import ArgumentError, FormatError
 from trackbed.files import DESCRIPTORS, Stamp, open_regular, stamp_of
 from trackbed.tokens.format import map_file
 
-__all__ = ["FileSource", "MappedSource", "RangeError", "Source"]
-
 Tokens = npt.NDArray[np.number[Any]]
 
 
@@ -66,8 +64,7 @@ class MappedSource:
             return  # the mapped file no longer has this path
         if found.size_bytes < len(self.data):
             wanted = f"the file must keep the {len(self.data)} bytes that were mapped"
-            msg = f"{self.path}: {wanted}, found it truncated to {found.size_bytes}"
-            raise FormatError(msg)
+            raise FormatError(f"{self.path}: {wanted}, found it truncated to {found.size_bytes}")
 
     def read(self, dtype: type[np.number[Any]], count: int, offset: int) -> Tokens:
         """`[count]` tokens from byte `offset` on, as a view."""

@@ -14,8 +14,6 @@ from trackbed.tokens.format import SequenceIndex
 from trackbed.tokens.paths import get_idx_path, get_seal_path
 from trackbed.tokens.seal import read_seal
 
-__all__ = ["Verified", "verify", "verify_content", "verify_opened"]
-
 _STEP = 1 << 20  # sequences checked at a time, which bounds the memory of a check
 
 
@@ -54,11 +52,10 @@ def verify_opened(content: PairContent) -> Verified:
     tokens = _check_sequences(index, idx_path)
     _check_borders(index, idx_path)
     if tokens * index.dtype_size != bin_bytes:
-        msg = (
+        raise FormatError(
             f"{bin_path}: the {number_of(tokens, 'token')} of {Path(idx_path).name} must have "
             f"{tokens * index.dtype_size:,} bytes, found {bin_bytes:,}"
         )
-        raise FormatError(msg)
     return Verified(
         dtype=np.dtype(index.dtype).name,
         sequences=index.sequence_count,
@@ -89,8 +86,7 @@ def verify_content(
     for field in ("dtype", "sequences", "documents"):
         found, wanted = getattr(verified, field), getattr(sealed, field)
         if found != wanted:
-            msg = f"{get_idx_path(path_prefix)}: the seal says {field} {str(wanted)[:200]}, found {found}"
-            raise FormatError(msg)
+            raise FormatError(f"{get_idx_path(path_prefix)}: the seal says {field} {str(wanted)[:200]}, found {found}")
     _check_bytes(get_idx_path(path_prefix), sealed.idx, lambda: content.checksum_idx(progress), verified.idx_bytes)
     _check_bytes(content.bin_path, sealed.bin, lambda: content.checksum_bin(progress), verified.bin_bytes)
     return verified
@@ -103,16 +99,16 @@ def _check_sequences(index: SequenceIndex, path: str) -> int:
         lengths = index.sequence_lengths[start : start + _STEP]
         if lengths.min() < 0:
             at = start + int(lengths.argmin())
-            msg = f"{path}: the length of sequence {at} must be at least 0, found {index.sequence_lengths[at]}"
-            raise FormatError(msg)
+            raise FormatError(
+                f"{path}: the length of sequence {at} must be at least 0, found {index.sequence_lengths[at]}"
+            )
         ends = tokens + np.cumsum(lengths, dtype=np.int64)
         wanted = (ends - lengths) * index.dtype_size
         pointers = index.sequence_pointers[start : start + _STEP]
         wrong = np.flatnonzero(pointers != wanted)
         if len(wrong):
             at = int(wrong[0])
-            msg = f"{path}: the offset of sequence {start + at} must be {wanted[at]}, found {pointers[at]}"
-            raise FormatError(msg)
+            raise FormatError(f"{path}: the offset of sequence {start + at} must be {wanted[at]}, found {pointers[at]}")
         tokens = int(ends[-1])
         drop_pages(lengths)
         drop_pages(pointers)
@@ -123,30 +119,27 @@ def _check_borders(index: SequenceIndex, path: str) -> None:
     """Checks that document borders begin at 0, never decrease, and end at the number of sequences."""
     borders = index.document_indices
     if borders[0] != 0 or borders[-1] != index.sequence_count:
-        msg = (
+        raise FormatError(
             f"{path}: document borders must go from 0 to the sequence_count {index.sequence_count}, "
             f"found {borders[0]} to {borders[-1]}"
         )
-        raise FormatError(msg)
     for start in range(0, len(borders), _STEP):
         part = borders[start : start + _STEP + 1]
         falls = np.flatnonzero(part[1:] < part[:-1])
         if len(falls):
             at = start + int(falls[0])
-            msg = f"{path}: document border {at + 1} must be at least {borders[at]}, found {borders[at + 1]}"
-            raise FormatError(msg)
+            raise FormatError(
+                f"{path}: document border {at + 1} must be at least {borders[at]}, found {borders[at + 1]}"
+            )
         drop_pages(part)
 
 
 def _check_bytes(path: str, sealed: FileSum, compute: Callable[[], Checksum], size: int) -> None:
     if size != sealed.size_bytes:
-        msg = f"{path}: the seal says {sealed.size_bytes} bytes, this file has {size}"
-        raise FormatError(msg)
+        raise FormatError(f"{path}: the seal says {sealed.size_bytes} bytes, this file has {size}")
     found = compute().chunks()
     for chunk, (have, want) in enumerate(zip(found, sealed.crc32, strict=False)):
         if have != want:
-            msg = f"{path}: the seal says CRC-32 {want} for chunk {chunk}, found {have}"
-            raise FormatError(msg)
+            raise FormatError(f"{path}: the seal says CRC-32 {want} for chunk {chunk}, found {have}")
     if len(found) != len(sealed.crc32):
-        msg = f"{path}: the seal must list {len(found)} chunks, found {len(sealed.crc32)}"
-        raise FormatError(msg)
+        raise FormatError(f"{path}: the seal must list {len(found)} chunks, found {len(sealed.crc32)}")

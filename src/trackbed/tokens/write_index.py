@@ -13,8 +13,6 @@ import numpy.typing as npt
 from trackbed.files import Checksum, Writeback
 from trackbed.tokens.idx_header import Header, encode_header
 
-__all__ = ["write_index"]
-
 _STEP: Final = 1 << 18  # elements per piece: a few MiB, which stay in the CPU cache
 
 

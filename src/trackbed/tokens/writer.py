@@ -28,8 +28,6 @@ from trackbed.tokens.seal import Seal, write_seal
 from trackbed.tokens.verify import verify_opened
 from trackbed.tokens.write_index import write_index
 
-__all__ = ["IndexedDatasetBuilder"]
-
 _STEP: Final = 1 << 18  # sequences handled at a time: a few MiB, which stay in the CPU cache
 _MANY: Final = 1 << 16  # number of tokens from which they are written without a copy
 _MOST_TOKENS: Final = 2**31 - 1
@@ -56,7 +54,7 @@ class IndexedDatasetBuilder:
         self,
         bin_path: str,
         dtype: type[np.number[Any]] = np.int32,
-        multimodal: bool = False,  # noqa: FBT001, FBT002  Megatron Core's signature
+        multimodal: bool = False,
     ) -> None:
         self.dtype = np.dtype(DType.dtype_from_code(DType.code_from_dtype(dtype)))  # in native byte order
         self.multimodal = multimodal
@@ -136,14 +134,16 @@ class IndexedDatasetBuilder:
         tokens = as_numbers(tensor, self.dtype, where=self._where)
         counts = _as_counts(lengths, where=self._where)
         if sum(counts) != len(tokens) or (len(counts) > 1 and min(counts) < 0):
-            msg = f"{self._bin_path}: lengths must add up to the {number_of(len(tokens), 'token')}, found {counts}"
-            raise ArgumentError(msg)
+            raise ArgumentError(
+                f"{self._bin_path}: lengths must add up to the {number_of(len(tokens), 'token')}, found {counts}"
+            )
         if len(tokens) > _MOST_TOKENS:  # else no sequence can be too long
             self._check_lengths(counts)
         if modes is not None:
             if len(modes) != len(counts):
-                msg = f"{self._bin_path}: there must be one mode for each of {len(counts)} lengths, found {len(modes)}"
-                raise ArgumentError(msg)
+                raise ArgumentError(
+                    f"{self._bin_path}: there must be one mode for each of {len(counts)} lengths, found {len(modes)}"
+                )
             self._check_modes(modes)
         self._append(tokens)
         self.sequence_lengths.extend(counts)
@@ -197,8 +197,9 @@ class IndexedDatasetBuilder:
         verify_opened(content)
         index = self._source_of(content.index)
         if index.dtype != self.dtype:
-            msg = f"{path_prefix}: the dtype must be {self.dtype} as in {self._bin_path}, found {index.dtype.__name__}"
-            raise ArgumentError(msg)
+            raise ArgumentError(
+                f"{path_prefix}: the dtype must be {self.dtype} as in {self._bin_path}, found {index.dtype.__name__}"
+            )
         self._data.check_open()
         with contextlib.closing(content.read_bin()) as pieces:
             for piece in pieces:
@@ -246,8 +247,9 @@ class IndexedDatasetBuilder:
             written = self._data.checksum.size_bytes
             wanted = int(lengths.sum(dtype=np.int64)) * self.dtype.itemsize
             if written != wanted:
-                msg = f"{self._bin_path}: the sequences must have the {written} bytes written, found {wanted}"
-                raise ArgumentError(msg)
+                raise ArgumentError(
+                    f"{self._bin_path}: the sequences must have the {written} bytes written, found {wanted}"
+                )
             seal = Seal.of(
                 dtype=self.dtype.type,
                 sequences=len(lengths),
@@ -294,21 +296,20 @@ class IndexedDatasetBuilder:
     def _check_lengths(self, counts: Sequence[int]) -> None:
         longest = max(counts, default=0)
         if longest > _MOST_TOKENS:
-            msg = f"{self._bin_path}: a sequence must have fewer than 2**31 tokens, found {longest}"
-            raise ArgumentError(msg)
+            raise ArgumentError(f"{self._bin_path}: a sequence must have fewer than 2**31 tokens, found {longest}")
 
     def _check_modes(self, modes: Sequence[int]) -> None:
         if self.multimodal and len(modes) and not (min(modes) >= -128 and max(modes) <= 127):
-            msg = f"{self._bin_path}: modes must be in [-128, 127], found {modes}"
-            raise ArgumentError(msg)
+            raise ArgumentError(f"{self._bin_path}: modes must be in [-128, 127], found {modes}")
 
     def _source_of(self, index: SequenceIndex) -> SequenceIndex:
         """Returns the index of a verified pair, with modes if this pair has them."""
         has_modes = index.ends.size_bytes > index.ends.header.size_bytes
         if len(index) and has_modes != self.multimodal:
             kinds = ("with", "without") if self.multimodal else ("without", "with")
-            msg = f"{index.path}: only a pair {kinds[0]} modes can be added to {self._bin_path}, found one {kinds[1]}"
-            raise ArgumentError(msg)
+            raise ArgumentError(
+                f"{index.path}: only a pair {kinds[0]} modes can be added to {self._bin_path}, found one {kinds[1]}"
+            )
         return index.reopened(multimodal=self.multimodal)
 
     def _append_documents(self, arrays: DocumentArrays) -> None:
@@ -356,8 +357,7 @@ def _check_targets(*paths: Path) -> None:
     """Reject paths that cannot become files, while the builder can still be finalized under others."""
     for path in paths:
         if not path.parent.is_dir() or path.is_dir():
-            msg = f"{path}: must be a file in an existing folder"
-            raise ArgumentError(msg)
+            raise ArgumentError(f"{path}: must be a file in an existing folder")
 
 
 def _as_counts(lengths: Sequence[int], *, where: str) -> list[int]:
@@ -366,5 +366,4 @@ def _as_counts(lengths: Sequence[int], *, where: str) -> list[int]:
             return [operator.index(lengths[0])]
         return array.array("q", lengths).tolist()
     except (TypeError, OverflowError) as error:
-        msg = f"{where}: lengths must be integers, found {lengths}: {error}"
-        raise ArgumentError(msg) from None
+        raise ArgumentError(f"{where}: lengths must be integers, found {lengths}: {error}") from None

@@ -15,5 +15,4 @@ def pytest_configure() -> None:
         found = [getattr(module, name) for name in MODULES[path]]
         for one in found:
             if isinstance(one, type) and one.__module__.startswith("megatron."):
-                msg = f"{path}.{one.__name__} must be Trackbed's, found it in {one.__module__}"
-                raise RuntimeError(msg)
+                raise RuntimeError(f"{path}.{one.__name__} must be Trackbed's, found it in {one.__module__}")

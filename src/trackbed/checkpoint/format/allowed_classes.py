@@ -31,8 +31,6 @@ from trackbed.checkpoint.values.rebuild import (
     rebuild_numpy_scalar,
 )
 
-__all__ = ["UnknownObject", "allowing", "naming_unknown", "stand_in", "unknown_names"]
-
 _RECONSTRUCT: Final = np.ndarray([]).__reduce__()[0]
 _DATA: Final[frozenset[Any]] = frozenset(
     (
@@ -137,7 +135,7 @@ def allowing(*others: Any, with_defaultdicts: bool = False) -> Iterator[None]:
     data = _WITH_DEFAULTDICTS if with_defaultdicts else _DATA
     # What torch allows itself counts more than what is added to its list, so this entry is exchanged there: torch
     # allows the class `bytearray`, which makes zeros of a number.
-    of_torch = torch_unpickler._get_allowed_globals()  # noqa: SLF001  there is no public one
+    of_torch = torch_unpickler._get_allowed_globals()
     with _LOCK:
         # What the program has allowed stays allowed afterwards, and has its meaning inside the block.
         present = torch.serialization.get_safe_globals()

@@ -10,8 +10,6 @@ import torch
 
 from trackbed.errors import CheckpointError
 
-__all__ = ["DTYPE_OF", "EMPTY", "Catalogue", "CatalogueBuilder", "StoredTensor"]
-
 Int64s = npt.NDArray[np.int64]
 Sums = npt.NDArray[np.uint32]
 Numbers = tuple[int, ...]
@@ -155,8 +153,9 @@ class CatalogueBuilder:
         """
         found = self._tensors.setdefault(key, (dtype, shape, []))
         if found[:2] != (dtype, shape):
-            msg = f"{key}: all boxes must be of one tensor, but are of {found[0]} {found[1]} and of {dtype} {shape}"
-            raise CheckpointError(msg)
+            raise CheckpointError(
+                f"{key}: all boxes must be of one tensor, but are of {found[0]} {found[1]} and of {dtype} {shape}"
+            )
 
     def add_box(
         self,
@@ -185,8 +184,7 @@ class CatalogueBuilder:
             CheckpointError: it is there already.
         """
         if unique_key in self._objects:
-            msg = f"{unique_key}: an object must be stored once, but is twice"
-            raise CheckpointError(msg)
+            raise CheckpointError(f"{unique_key}: an object must be stored once, but is twice")
         self._objects[unique_key] = len(self._numbers)
         self._add(file, start, num_bytes, start, num_bytes, sums)
         self._boxes.append(((), ()))

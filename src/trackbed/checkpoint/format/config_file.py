@@ -9,8 +9,6 @@ import orjson
 from trackbed.checkpoint.io.reader import maybe_read_file
 from trackbed.errors import CheckpointError
 
-__all__ = ["CONFIG_NAME", "CheckpointingConfig", "maybe_load_config"]
-
 CONFIG_NAME: Final = "metadata.json"
 
 
@@ -51,10 +49,12 @@ def maybe_load_config(checkpoint_dir: str | Path) -> CheckpointingConfig | None:
         known = {name: found[name] for name in CheckpointingConfig.__dataclass_fields__ if name in found}
         config = CheckpointingConfig(**known)
     except (ValueError, TypeError) as error:
-        msg = f"{CONFIG_NAME}: must have the fields of a checkpoint in JSON, but cannot be read: {error}"
-        raise CheckpointError(msg) from error
+        raise CheckpointError(
+            f"{CONFIG_NAME}: must have the fields of a checkpoint in JSON, but cannot be read: {error}"
+        ) from error
     names = isinstance(config.sharded_backend, str) and isinstance(config.common_backend, str)
     if not names or not all(type(value) is int for value in list(asdict(config).values())[1::2]):
-        msg = f"{CONFIG_NAME}: formats must be names, and versions whole numbers, but are {str(asdict(config))[:200]}"
-        raise CheckpointError(msg)
+        raise CheckpointError(
+            f"{CONFIG_NAME}: formats must be names, and versions whole numbers, but are {str(asdict(config))[:200]}"
+        )
     return config

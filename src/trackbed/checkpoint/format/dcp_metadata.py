@@ -15,8 +15,6 @@ from torch.distributed.checkpoint import filesystem, metadata, planner
 from trackbed.checkpoint.format.catalogue import DTYPE_OF, Catalogue, CatalogueBuilder
 from trackbed.errors import CheckpointError
 
-__all__ = ["METADATA_NAME", "decode_metadata", "encode_metadata"]
-
 METADATA_NAME: Final = ".metadata"
 
 _PUTS: Final = ("PUT", "BINPUT", "LONG_BINPUT")
@@ -67,11 +65,10 @@ class _Unpickler(pickle.Unpickler):
             return _ignored_path
         if (module, name) == ("collections", "OrderedDict"):
             return dict
-        msg = (
+        raise CheckpointError(
             f"{METADATA_NAME}: must be made of the classes of torch's distributed checkpoints alone, but has "
             f"{name!r} of {module!r}, which is not loaded: save the checkpoint again, or do not trust it"
         )
-        raise CheckpointError(msg)
 
 
 def _check_memo(content: bytes) -> None:
@@ -83,8 +80,9 @@ def _check_memo(content: bytes) -> None:
     """
     for code, argument, _ in pickletools.genops(content):
         if code.name in _PUTS and argument is not None and argument > len(content):
-            msg = f"{METADATA_NAME}: must be a pickle of {len(content):,} bytes, but asks for {argument:,} objects"
-            raise CheckpointError(msg)
+            raise CheckpointError(
+                f"{METADATA_NAME}: must be a pickle of {len(content):,} bytes, but asks for {argument:,} objects"
+            )
 
 
 def _ignored_path(*parts: object) -> str:
@@ -105,8 +103,9 @@ def decode_metadata(content: bytes) -> Catalogue:
     except CheckpointError:
         raise
     except Exception as error:  # pickle and hostile values raise errors of any kind
-        msg = f"{METADATA_NAME}: must describe a checkpoint, but cannot be read: {type(error).__name__}: {error}"
-        raise CheckpointError(msg) from error
+        raise CheckpointError(
+            f"{METADATA_NAME}: must describe a checkpoint, but cannot be read: {type(error).__name__}: {error}"
+        ) from error
 
 
 def _catalogue_of(found: metadata.Metadata) -> Catalogue:
@@ -125,13 +124,13 @@ def _catalogue_of(found: metadata.Metadata) -> Catalogue:
         is_object = index.offset is None or (key, None) in boxes  # old objects have an offset that means nothing
         offset = None if is_object else _numbers(index.offset)
         if (key, offset) not in boxes:
-            msg = f"{METADATA_NAME}: {key}: each item must be listed once, but one at {offset} is not"
-            raise CheckpointError(msg)
+            raise CheckpointError(f"{METADATA_NAME}: {key}: each item must be listed once, but one at {offset} is not")
         sizes = boxes.pop((key, offset))
         if getattr(place, "transform_descriptors", None):
             transforms = place.transform_descriptors
-            msg = f"{METADATA_NAME}: {key}: items must be stored plainly, but are transformed: {transforms}"
-            raise CheckpointError(msg)
+            raise CheckpointError(
+                f"{METADATA_NAME}: {key}: items must be stored plainly, but are transformed: {transforms}"
+            )
         file = _file_name(_of(place.relative_path, str))
         start, num_bytes = _numbers((place.offset, place.length))
         if offset is None:
@@ -141,8 +140,7 @@ def _catalogue_of(found: metadata.Metadata) -> Catalogue:
     for (key, offset), sizes in boxes.items():
         if 0 not in sizes:
             what = "object" if offset is None else f"box of shape {sizes} at {offset}"
-            msg = f"{METADATA_NAME}: {key}: all that is listed must be stored, but the {what} is not"
-            raise CheckpointError(msg)
+            raise CheckpointError(f"{METADATA_NAME}: {key}: all that is listed must be stored, but the {what} is not")
     return builder.build()
 
 
@@ -152,15 +150,17 @@ def _boxes_of(key: str, value: metadata.TensorStorageMetadata, shape: Numbers) -
         offset, sizes = _numbers(chunk.offsets), _numbers(chunk.sizes)
         fits = len(offset) == len(sizes) == len(shape)
         if not fits or any(start + size > end for start, size, end in zip(offset, sizes, shape, strict=True)):
-            msg = f"{METADATA_NAME}: {key}: each box must lie within {shape}, but one of shape {sizes} is at {offset}"
-            raise CheckpointError(msg)
+            raise CheckpointError(
+                f"{METADATA_NAME}: {key}: each box must lie within {shape}, but one of shape {sizes} is at {offset}"
+            )
         yield offset, sizes
 
 
 def _of(value: Any, kind: type) -> Any:
     if not isinstance(value, kind):
-        msg = f"{METADATA_NAME}: a field must be of type {kind.__name__}, but is of {type(value).__name__}"
-        raise CheckpointError(msg)
+        raise CheckpointError(
+            f"{METADATA_NAME}: a field must be of type {kind.__name__}, but is of {type(value).__name__}"
+        )
     return value
 
 
@@ -168,8 +168,9 @@ def _numbers(values: Any) -> tuple[int, ...]:
     """Checks that all are counts."""
     found = tuple(values)
     if any(type(value) is not int or not 0 <= value < 1 << 62 for value in found):
-        msg = f"{METADATA_NAME}: sizes and places must be whole numbers from 0, found {str(found)[:80]}"
-        raise CheckpointError(msg)
+        raise CheckpointError(
+            f"{METADATA_NAME}: sizes and places must be whole numbers from 0, found {str(found)[:80]}"
+        )
     return found
 
 
@@ -180,8 +181,7 @@ def _file_name(name: str) -> str:
         CheckpointError: it does not.
     """
     if not name or "\0" in name or name.startswith("/") or ".." in name.split("/"):
-        msg = f"{METADATA_NAME}: files must lie in the folder of the checkpoint, but one is {name!r}"
-        raise CheckpointError(msg)
+        raise CheckpointError(f"{METADATA_NAME}: files must lie in the folder of the checkpoint, but one is {name!r}")
     return name
 
 
@@ -195,7 +195,7 @@ def encode_metadata(catalogue: Catalogue) -> bytes:
 
     def add(index: metadata.MetadataIndex, row: int) -> None:
         file, start, num_bytes = rows[row]
-        storage[index] = filesystem._StorageInfo(catalogue.files[file], start, num_bytes)  # noqa: SLF001  DCP's own
+        storage[index] = filesystem._StorageInfo(catalogue.files[file], start, num_bytes)
 
     for key, tensor in catalogue.tensors.items():
         chunks = []

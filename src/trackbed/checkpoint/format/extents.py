@@ -16,8 +16,6 @@ from trackbed.checkpoint.format.catalogue import DTYPE_OF, Catalogue, StoredTens
 from trackbed.errors import CheckpointError
 from trackbed.files.checksum import crc32
 
-__all__ = ["SIDE_NAME", "SUM_BYTES", "SideFile", "StoredFile"]
-
 SIDE_NAME: Final = "trackbed.extents"
 SUM_BYTES: Final = 1 << 20
 """Bytes of a payload that have a checksum of their own."""
@@ -81,26 +79,30 @@ class SideFile:
             CheckpointError: it is damaged, or of another version.
         """
         if len(content) < _HEAD_BYTES + 4 or crc32(memoryview(content)[:-4]) != int.from_bytes(content[-4:], "little"):
-            msg = f"{SIDE_NAME}: must end in the checksum of its {len(content):,} bytes, but does not: it is damaged"
-            raise CheckpointError(msg)
+            raise CheckpointError(
+                f"{SIDE_NAME}: must end in the checksum of its {len(content):,} bytes, but does not: it is damaged"
+            )
         try:
             return cls._parse(memoryview(content)[:-4])
         except CheckpointError:
             raise
         except (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError) as error:
-            msg = f"{SIDE_NAME}: must be a side file of version {_VERSION}, but cannot be read: {error}"
-            raise CheckpointError(msg) from error
+            raise CheckpointError(
+                f"{SIDE_NAME}: must be a side file of version {_VERSION}, but cannot be read: {error}"
+            ) from error
 
     @classmethod
     def _parse(cls, view: memoryview) -> "SideFile":
         if bytes(view[: len(_MAGIC)]) != _MAGIC:
-            msg = f"{SIDE_NAME}: must begin with {_MAGIC!r}, but begins with {bytes(view[: len(_MAGIC)])!r}"
-            raise CheckpointError(msg)
+            raise CheckpointError(
+                f"{SIDE_NAME}: must begin with {_MAGIC!r}, but begins with {bytes(view[: len(_MAGIC)])!r}"
+            )
         end = _HEAD_BYTES + int.from_bytes(view[len(_MAGIC) : _HEAD_BYTES], "little")
         head: dict[str, Any] = orjson.loads(view[_HEAD_BYTES:end])
         if head["version"] != _VERSION:
-            msg = f"{SIDE_NAME}: must be of version {_VERSION}, but is of {head['version']}: use a newer Trackbed"
-            raise CheckpointError(msg)
+            raise CheckpointError(
+                f"{SIDE_NAME}: must be of version {_VERSION}, but is of {head['version']}: use a newer Trackbed"
+            )
         _check_description(head)
         count, axes = head["rows"], head["axes"]
         numbers = np.frombuffer(view[end : end + 8 * count * (len(_COLUMNS) + 2 * axes)], dtype="<i8").astype(np.int64)
@@ -113,8 +115,7 @@ class SideFile:
             row += num_rows
         objects = {key: row + number for number, key in enumerate(head["objects"])}
         if row + len(objects) != count or len(sums) != head["sums"]:
-            msg = f"{SIDE_NAME}: must have {count:,} rows, but describes {row + len(objects):,}"
-            raise CheckpointError(msg)
+            raise CheckpointError(f"{SIDE_NAME}: must have {count:,} rows, but describes {row + len(objects):,}")
         catalogue = Catalogue(
             tensors=tensors,
             objects=objects,
@@ -209,5 +210,4 @@ def _check_boxes(catalogue: Catalogue) -> None:
 
 
 def _fail(what: str, found: object) -> NoReturn:
-    msg = f"{what}, found {str(found)[:80]!r}"
-    raise ValueError(msg)
+    raise ValueError(f"{what}, found {str(found)[:80]!r}")

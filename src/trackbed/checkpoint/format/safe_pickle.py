@@ -22,8 +22,6 @@ from trackbed.checkpoint.values.storages import own_memory
 from trackbed.errors import CheckpointError
 from trackbed.files.checksum import crc32
 
-__all__ = ["load_torch_item", "torch_bytes"]
-
 _READ_BYTES: Final = 4 << 20
 _MOST_PROTOCOL: Final = 3
 """Protocol of pickles from which torch's own loader understands only some operations."""
@@ -55,13 +53,13 @@ def load_torch_item(content: bytes | memoryview, where: str, *, checks_members: 
     except UnpicklingError as error:
         name = class_in(error)
         if name is None:
-            msg = f"{where}: must be a pickle of allowed classes, but cannot be read: {without_advice(error)}"
-            raise CheckpointError(msg) from None
+            raise CheckpointError(
+                f"{where}: must be a pickle of allowed classes, but cannot be read: {without_advice(error)}"
+            ) from None
         raise CheckpointError(_refusal(where, name)) from None
     except Exception as error:  # noqa: BLE001  damaged and hostile pickles raise errors of any kind
         found = f"{type(error).__name__}: {without_advice(error)}"
-        msg = f"{where}: must be what torch.save writes, but cannot be read: {found}"
-        raise CheckpointError(msg) from None
+        raise CheckpointError(f"{where}: must be what torch.save writes, but cannot be read: {found}") from None
     return found
 
 
@@ -99,20 +97,19 @@ def _check_protocol(pickles: list[bytes], where: str) -> None:
         if protocol <= _MOST_PROTOCOL:
             continue
         with allowing(with_defaultdicts=True):  # torch has no public names for these
-            allowed = {*torch_unpickler._get_allowed_globals(), *_user_globals()}  # noqa: SLF001
+            allowed = {*torch_unpickler._get_allowed_globals(), *_user_globals()}
         unknown = next((name for name in _globals_of(BytesIO(pickle)) if name not in allowed), None)
         if unknown is not None:
             raise CheckpointError(_refusal(where, unknown))
-        msg = (
+        raise CheckpointError(
             f"{where}: must be a pickle of protocol {_MOST_PROTOCOL} or lower, as torch.save writes it, but is of "
             f"protocol {protocol}: load it where it was made, and save it again without pickle_protocol"
         )
-        raise CheckpointError(msg)
 
 
 def _user_globals() -> Mapping[str, Any]:
     """Classes that the program has allowed, by full name."""
-    found: Mapping[str, Any] = torch_unpickler._get_user_allowed_globals()  # type: ignore[no-untyped-call]  # noqa: SLF001
+    found: Mapping[str, Any] = torch_unpickler._get_user_allowed_globals()  # type: ignore[no-untyped-call]
     return found
 
 
@@ -197,8 +194,9 @@ def torch_bytes(value: Any, where: str, *, writes_storages: bool = False) -> byt
     except RefusedError as error:
         raise CheckpointError(refusal(value, where) or f"{where}: {error}") from None
     except (CheckpointError, *PICKLE_ERRORS) as error:
-        msg = refusal(value, where) or f"{where}: must be a value that can be pickled, but: {error}"
-        raise CheckpointError(msg) from (None if isinstance(error, CheckpointError) else error)
+        raise CheckpointError(
+            refusal(value, where) or f"{where}: must be a value that can be pickled, but: {error}"
+        ) from (None if isinstance(error, CheckpointError) else error)
     if found.has_own_classes and first_difference(value, loaded) is not None:
         raise CheckpointError(refusal(value, where) or f"{where}: must come back as it is, but does not")
     return stream.getvalue()
@@ -214,8 +212,9 @@ def _check_members(content: bytes | memoryview, where: str) -> None:
         with ZipFile(BytesIO(content)) as archive:
             for member in archive.infolist():
                 if member.compress_type != ZIP_STORED:
-                    msg = f"{where}: members must be stored plainly, but {member.filename} is compressed"
-                    raise CheckpointError(msg)
+                    raise CheckpointError(
+                        f"{where}: members must be stored plainly, but {member.filename} is compressed"
+                    )
                 # zipfile checks too, with a slower function, at the end of a member
                 with archive.open(member) as stream:
                     stream._expected_crc = None  # type: ignore[attr-defined]  # noqa: SLF001
@@ -223,11 +222,11 @@ def _check_members(content: bytes | memoryview, where: str) -> None:
                     while piece := stream.read(_READ_BYTES):
                         crc = crc32(piece, crc)
                 if crc != member.CRC:
-                    msg = (
+                    raise CheckpointError(
                         f"{where}: the checksum of {member.filename} must be {member.CRC:08x}, but is {crc:08x}: the "
                         "file is damaged"
                     )
-                    raise CheckpointError(msg)
     except BadZipFile as error:
-        msg = f"{where}: must be an archive of torch.save, but is not: {error}: the file is damaged"
-        raise CheckpointError(msg) from error
+        raise CheckpointError(
+            f"{where}: must be an archive of torch.save, but is not: {error}: the file is damaged"
+        ) from error

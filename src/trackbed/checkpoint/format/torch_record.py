@@ -19,8 +19,6 @@ import torch
 
 from trackbed.files.checksum import crc32
 
-__all__ = ["Record", "tensor_record"]
-
 _FOLDER: Final = "archive"
 _PAYLOAD: Final = f"{_FOLDER}/data/0"
 _LOCAL: Final = struct.Struct("<4sHHHHHIIIHH")
@@ -134,7 +132,7 @@ def _description(dtype: torch.dtype, shape: tuple[int, ...], count: int) -> byte
 @lru_cache
 def _storage_type(dtype: torch.dtype) -> type | None:
     """Class that names a type in a pickle; None for types without one."""
-    name = torch.storage._dtype_to_storage_type_map().get(dtype)  # noqa: SLF001  there is no public one
+    name = torch.storage._dtype_to_storage_type_map().get(dtype)
     return getattr(torch, name) if name else None
 
 

@@ -19,8 +19,6 @@ from trackbed.checkpoint.io.reader import FileReader
 from trackbed.checkpoint.io.writer import bytes_of
 from trackbed.errors import CheckpointError
 
-__all__ = ["BoxReader", "Slab", "cut_box", "slabs_of"]
-
 _SHARDED_OBJECT: Final = re.compile(r"/shard_[0-9.]*_[0-9.]*$")
 """End of the unique key of a `ShardedObject`: its place and its grid."""
 _HEAD_BYTES: Final = 10
@@ -160,17 +158,17 @@ class BoxReader:
         """Reads a whole box that torch wrote."""
         where, content = f"{self._file_of(row)}: {key}", self._read_item(row, key)
         if _is_safetensors(self._reader(row).first_bytes(_HEAD_BYTES)):
-            msg = (
+            raise CheckpointError(
                 f"{where}: must be written by torch.save, but the file is in the format of safetensors: read it with "
                 "safetensors.torch.load_file, or save with SerializationFormat.TORCH_SAVE, the default"
             )
-            raise CheckpointError(msg)
         found = load_torch_item(content, where)
         wanted = self._catalogue.tensors[key].dtype, size
         if not isinstance(found, torch.Tensor) or (found.dtype, tuple(found.shape)) != wanted:
             what = f"{found.dtype} {tuple(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__name__
-            msg = f"{where}: must be a tensor of {wanted[0]} {wanted[1]}, but is {what}: the file is damaged"
-            raise CheckpointError(msg)
+            raise CheckpointError(
+                f"{where}: must be a tensor of {wanted[0]} {wanted[1]}, but is {what}: the file is damaged"
+            )
         return found
 
     def _stage(self, num_bytes: int) -> torch.Tensor:

@@ -15,8 +15,6 @@ import torch
 from trackbed.checkpoint.format.catalogue import Catalogue
 from trackbed.checkpoint.io.boxes import BoxReader, cut_box
 
-__all__ = ["Place", "read_places"]
-
 _PIECE_BYTES: Final = 32 << 20
 _MIN_BYTES: Final = 16 << 20
 """Bytes of all places below which one thread reads."""

@@ -13,8 +13,6 @@ from trackbed.errors import CheckpointError, FormatError
 from trackbed.files.checksum import crc32
 from trackbed.files.regular import open_regular
 
-__all__ = ["FileReader", "maybe_read_file", "open_file"]
-
 Bytes = npt.NDArray[np.uint8]
 
 
@@ -44,8 +42,7 @@ class FileReader:
         try:
             descriptor, size = open_file(folder, name)
         except OSError as error:
-            msg = f"{name}: must be in {folder}, but cannot be opened: {error.strerror}"
-            raise CheckpointError(msg) from error
+            raise CheckpointError(f"{name}: must be in {folder}, but cannot be opened: {error.strerror}") from error
         try:
             yield cls(descriptor, name, size)
         finally:
@@ -89,8 +86,9 @@ class FileReader:
             try:
                 count = os.preadv(self._descriptor, [view[done : done + (1 << 30)]], start + done)
             except OSError as error:
-                msg = f"{self._name}: {what} must be at byte {start:,}, but cannot be read: {error.strerror}"
-                raise CheckpointError(msg) from error
+                raise CheckpointError(
+                    f"{self._name}: {what} must be at byte {start:,}, but cannot be read: {error.strerror}"
+                ) from error
             if count == 0:
                 raise self._too_short(start + len(view), start + done, what)
             done += count
@@ -143,11 +141,10 @@ class FileReader:
         """Compares the checksum of a MiB."""
         wanted, found = int(sums[low // SUM_BYTES]), crc32(piece)
         if wanted != found:
-            msg = (
+            raise CheckpointError(
                 f"{self._name}: {what}: the checksum of the MiB at byte {payload_start + low:,} must be {wanted:08x}, "
                 f"as {SIDE_NAME} says, but is {found:08x}: the file is damaged"
             )
-            raise CheckpointError(msg)
 
 
 def open_file(folder: Path, name: str) -> tuple[int, int]:
@@ -176,8 +173,6 @@ def maybe_read_file(folder: Path, name: str) -> bytes | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        msg = f"{name}: must be a file that can be read, but is not: {error.strerror}"
-        raise CheckpointError(msg) from error
+        raise CheckpointError(f"{name}: must be a file that can be read, but is not: {error.strerror}") from error
     except MemoryError as error:
-        msg = f"{name}: must fit into memory, but does not"
-        raise CheckpointError(msg) from error
+        raise CheckpointError(f"{name}: must fit into memory, but does not") from error

@@ -29,8 +29,6 @@ from trackbed.checkpoint.format.torch_record import tensor_record
 from trackbed.files.checksum import crc32
 from trackbed.files.writeback import Writeback
 
-__all__ = ["ALIGNMENT", "FileWriter", "WrittenFile", "WrittenItem", "bytes_of", "write_items"]
-
 ALIGNMENT: Final = 4096
 """Bytes at whose multiples direct writes and reads begin and end."""
 _BLOCK_BYTES: Final = 8 << 20

@@ -15,8 +15,6 @@ from trackbed.checkpoint.plan.table import DTYPES, Table
 from trackbed.checkpoint.state.sharded_object import ShardedObject
 from trackbed.errors import CheckpointError
 
-__all__ = ["WrittenFiles", "catalogue_of"]
-
 Int64s = npt.NDArray[np.int64]
 
 _FIELDS: Final = 6
@@ -93,8 +91,7 @@ def catalogue_of(table: Table, assignment: Assignment, found: Sequence[WrittenFi
     row, num_tensors = row[order], int((~is_object).sum())
     tensors, objects = _tensors(table, row[:num_tensors]), _objects(table, row[num_tensors:], num_tensors)
     if both := tensors.keys() & objects.keys():
-        msg = f"{min(both)}: must be the key of a tensor or the unique key of an object, but is both"
-        raise CheckpointError(msg)
+        raise CheckpointError(f"{min(both)}: must be the key of a tensor or the unique key of an object, but is both")
     return Catalogue(
         tensors=tensors,
         objects=objects,
@@ -133,8 +130,7 @@ def _tensors(table: Table, rows: Int64s) -> dict[str, StoredTensor]:
     )
     if is_other.any():
         key = table.keys[table.key[rows[np.argmax(is_other)]]]
-        msg = f"{key}: all boxes must be of one tensor, but are of several types or shapes"
-        raise CheckpointError(msg)
+        raise CheckpointError(f"{key}: all boxes must be of one tensor, but are of several types or shapes")
     keys, dtypes, axes = (column[rows[starts]].tolist() for column in (table.key, table.dtype, table.num_axes))
     shapes = table.global_shape[rows[starts]].tolist()
     return {
@@ -153,7 +149,6 @@ def _objects(table: Table, rows: Int64s, first: int) -> dict[str, int]:
         grid, place = (tuple(box[row, :axes].tolist()) for box in (table.global_shape, table.offset))
         name = ShardedObject(table.keys[table.key[row]], None, grid, place).unique_key
         if name in found:
-            msg = f"{name}: an object must be stored once, but is twice"
-            raise CheckpointError(msg)
+            raise CheckpointError(f"{name}: an object must be stored once, but is twice")
         found[name] = first + number
     return found

@@ -9,8 +9,6 @@ import numpy.typing as npt
 from trackbed.checkpoint.plan.table import Table
 from trackbed.kernels import assign_least_loaded
 
-__all__ = ["Assignment", "group_copies", "main_replicas", "plan_balanced"]
-
 Int64s = npt.NDArray[np.int64]
 
 _ITEM_BYTES: Final = 128 << 10
@@ -40,7 +38,7 @@ class Assignment:
         return Assignment(self.row[own], self.rank[own], self.start[own], self.stop[own], self.axis[own])
 
 
-def main_replicas(table: Table, num_ranks: int) -> Assignment:  # noqa: ARG001  chosen in the place of plan_balanced
+def main_replicas(table: Table, num_ranks: int) -> Assignment:
     """Has each main replica written by its rank, whole."""
     rows = np.flatnonzero((table.is_main == 1) & (table.shape > 0).all(axis=1))
     zeros = np.zeros(len(rows), dtype=np.int64)

@@ -21,8 +21,6 @@ from trackbed.errors import ArgumentError
 from trackbed.files import boot_id
 from trackbed.kernels import assign_least_loaded
 
-__all__ = ["Exchange", "Part", "exchange_parts", "must_exchange", "parse_exchange", "plan_parts"]
-
 Exchange = Literal["auto", "none", "flat"]
 """Way of tensors that several ranks want: each rank reads for itself ("none"), or one reads and sends ("flat").
 
@@ -61,8 +59,7 @@ def parse_exchange(exchange: Any) -> Exchange:
     """
     names: tuple[Exchange, ...] = get_args(Exchange)
     if exchange not in names:
-        msg = f"exchange: must be one of {', '.join(map(repr, names))}, found {exchange!r}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"exchange: must be one of {', '.join(map(repr, names))}, found {exchange!r}")
     return names[names.index(exchange)]
 
 
@@ -78,8 +75,9 @@ def must_exchange(meeting: Meeting, exchange: Exchange) -> bool:
     if meeting.process_group is None:
         if exchange == "auto":
             return False
-        msg = "exchange: must be 'none' or 'auto' for ranks without a process group of torch, found 'flat'"
-        raise ArgumentError(msg)
+        raise ArgumentError(
+            "exchange: must be 'none' or 'auto' for ranks without a process group of torch, found 'flat'"
+        )
     if exchange == "flat":
         return True
     if meeting.group not in _on_one_host:

@@ -13,8 +13,6 @@ from trackbed.checkpoint.plan.assignment import group_copies
 from trackbed.checkpoint.plan.table import Table
 from trackbed.checkpoint.plan.validate import cover_once, name_holders, raise_problems
 
-__all__ = ["find_lost", "require_main_replicas"]
-
 Int64s = npt.NDArray[np.int64]
 Box = tuple[tuple[int, int], ...]
 

@@ -11,8 +11,6 @@ from trackbed.checkpoint.state.sharded_object import ShardedObject
 from trackbed.checkpoint.state.sharded_tensor import ShardedTensor
 from trackbed.errors import CheckpointError
 
-__all__ = ["require_distinct"]
-
 Shard = ShardedTensor | ShardedObject
 Box = tuple[tuple[int, int], ...]
 
@@ -51,14 +49,12 @@ def _check(key: str, group: list[tuple[Shard, str]], rank: int) -> None:
     for other, elsewhere in group[1:]:
         if _kind(other) != _kind(first):
             found = f"rank {rank} has {_kind(first)} at {place} and {_kind(other)} at {elsewhere}"
-            msg = f"{key}: all shards must have one kind, type and shape, but {found}: {_ADVICE}"
-            raise CheckpointError(msg)
+            raise CheckpointError(f"{key}: all shards must have one kind, type and shape, but {found}: {_ADVICE}")
     mains = [(_box(shard), where) for shard, where in group if is_main_replica(shard.replica_id)]
     for box, one, another in _overlaps(mains):
         region = ", ".join(f"{start}:{stop}" for start, stop in box)
         found = f"rank {rank} has 2 times [{region}], at {one} and {another}"
-        msg = f"{key}: main replicas must cover each element once, but {found}: {_ADVICE}"
-        raise CheckpointError(msg)
+        raise CheckpointError(f"{key}: main replicas must cover each element once, but {found}: {_ADVICE}")
 
 
 def _overlaps(boxes: list[tuple[Box, str]]) -> Iterator[tuple[Box, str, str]]:

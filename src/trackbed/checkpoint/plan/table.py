@@ -17,8 +17,6 @@ from trackbed.checkpoint.state.sharded_object import ShardedObject
 from trackbed.checkpoint.state.sharded_tensor import ShardedTensor
 from trackbed.errors import CheckpointError
 
-__all__ = ["DTYPES", "Table", "gather_table", "has_elements", "is_written", "join_tables", "tabulate"]
-
 Int64s = npt.NDArray[np.int64]
 
 DTYPES: Final = tuple(sorted({value for value in vars(torch).values() if isinstance(value, torch.dtype)}, key=str))
@@ -91,8 +89,9 @@ class Table:
         """
         view = memoryview(content)
         if bytes(view[:8]) != _MAGIC:
-            msg = f"table of a rank: must be of this version of Trackbed, but begins with {bytes(view[:8])!r}"
-            raise CheckpointError(msg)
+            raise CheckpointError(
+                f"table of a rank: must be of this version of Trackbed, but begins with {bytes(view[:8])!r}"
+            )
         end = 16 + int.from_bytes(view[8:16], "little")
         keys, count, num_axes = orjson.loads(view[16:end])
         numbers = np.frombuffer(view[end:], dtype="<i8").astype(np.int64, copy=False)
@@ -165,11 +164,11 @@ def _check_type(shard: ShardedTensor) -> None:
     """Raises CheckpointError unless the elements of a tensor can be stored as they are."""
     data = shard.data
     if not _has_stored_type(shard):
-        msg = f"{shard.key}: must be of a type whose elements are their values, but is of {shard.dtype}"
-        raise CheckpointError(msg)
+        raise CheckpointError(
+            f"{shard.key}: must be of a type whose elements are their values, but is of {shard.dtype}"
+        )
     if data is not None and (data.layout is not torch.strided or data.device.type == "meta"):
-        msg = f"{shard.key}: must be a dense tensor with values, but is {data.layout} on {data.device}"
-        raise CheckpointError(msg)
+        raise CheckpointError(f"{shard.key}: must be a dense tensor with values, but is {data.layout} on {data.device}")
 
 
 def _has_stored_type(shard: ShardedTensor) -> bool:

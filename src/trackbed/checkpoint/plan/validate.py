@@ -10,8 +10,6 @@ import numpy.typing as npt
 from trackbed.checkpoint.plan.table import DTYPES, Table
 from trackbed.errors import CheckpointError
 
-__all__ = ["cover_once", "find_problems", "name_holders", "raise_problems", "require_valid"]
-
 Int64s = npt.NDArray[np.int64]
 
 _MAX_CELLS: Final = 1 << 25

@@ -15,8 +15,6 @@ from trackbed.checkpoint.state.sharded_tensor import ShardedTensor
 from trackbed.checkpoint.state.tree import dict_list_map_outplace, extract_matching_values, merge, nested_values
 from trackbed.errors import CheckpointError
 
-__all__ = ["Request", "SavedState", "check_places", "describe_request", "describe_state"]
-
 Shard = ShardedTensor | ShardedObject
 
 
@@ -105,10 +103,9 @@ def describe_state(state: dict[str, Any]) -> SavedState:
             could not be loaded.
     """
     if not isinstance(state, dict):
-        msg = (
+        raise CheckpointError(
             f'state: must be a dictionary, but is of {_class_name(state)}: give the values names, as {{"values": ...}}'
         )
-        raise CheckpointError(msg)
     with _naming_depth(state):
         built = _built_tree(state, (), set())
         if type(built) not in _KEPT_CONTAINERS:
@@ -154,8 +151,7 @@ def _built_tree(value: Any, path: tuple[Any, ...], above: set[int]) -> Any:
     if not isinstance(value, dict | list):
         return value
     if id(value) in above:
-        msg = f"state: {_text(path)} must be a value that does not contain itself, but does"
-        raise CheckpointError(msg)
+        raise CheckpointError(f"state: {_text(path)} must be a value that does not contain itself, but does")
     is_kept = type(value) in _KEPT_CONTAINERS
     if not is_kept and not _has_shard(value):
         return value
@@ -226,8 +222,9 @@ def describe_request(state: dict[str, Any]) -> Request:
         CheckpointError: see `describe_state`.
     """
     if not isinstance(state, dict):
-        msg = f"state: must be a dictionary, but is of {_class_name(state)}: give it the structure that was saved"
-        raise CheckpointError(msg)
+        raise CheckpointError(
+            f"state: must be a dictionary, but is of {_class_name(state)}: give it the structure that was saved"
+        )
     with _naming_depth(state):
         factories, _ = extract_matching_values(
             state, lambda value: isinstance(value, ShardedTensorFactory), return_lists_as_dicts=True
@@ -254,8 +251,7 @@ def _naming_depth(state: Any) -> Iterator[None]:
     try:
         yield
     except RecursionError:
-        msg = f"state: {abbreviated(_deepest_path(state))} must be nested less deeply"
-        raise CheckpointError(msg) from None
+        raise CheckpointError(f"state: {abbreviated(_deepest_path(state))} must be nested less deeply") from None
 
 
 def _deepest_path(state: Any) -> list[str]:
@@ -284,8 +280,7 @@ def _naming(function: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        msg = f"{function} failed, {type(error).__name__}: {error}"
-        raise CheckpointError(msg) from error
+        raise CheckpointError(f"{function} failed, {type(error).__name__}: {error}") from error
 
 
 def _named_in_errors(factory: ShardedTensorFactory) -> ShardedTensorFactory:
@@ -331,22 +326,20 @@ def _check(value: Any, path: tuple[Any, ...]) -> _Kind:
     if type(value) is list:
         kinds = [_check(below, (*path, number)) for number, below in enumerate(value)]
         if len(set(kinds)) > 1:
-            msg = (
+            raise CheckpointError(
                 f"state: the elements of the list at {_text(path)} must all be shards, or all be plain values, but are "
                 "both: it could not be loaded; put the shards in a dictionary"
             )
-            raise CheckpointError(msg)
         return kinds[0] if kinds else _Kind.common
     if isinstance(value, LocalNonpersistentObject):
         return _Kind.local
     if isinstance(value, ShardedBase):
         return _Kind.sharded
     if isinstance(value, tuple | set | frozenset) and _has_shard(value):
-        msg = (
+        raise CheckpointError(
             f"state: shards must lie in dictionaries and lists, but one is in the {type(value).__name__} at "
             f"{_text(path)}: it could not be loaded"
         )
-        raise CheckpointError(msg)
     return _Kind.common
 
 

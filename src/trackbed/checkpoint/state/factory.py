@@ -8,8 +8,6 @@ import torch
 
 from trackbed.checkpoint.state.sharded_base import ReplicaId, ShardedBase
 
-__all__ = ["ShardedTensorFactory", "apply_factory_merges"]
-
 Path = tuple[Any, ...]
 Builder = Callable[..., Any]
 Merger = Callable[[Any], Any]
@@ -66,12 +64,12 @@ def apply_factory_merges(x1: Any, x2: Any, key: Path = ()) -> Any:
     if isinstance(x2, list) and isinstance(x1, list) and len(x1) == len(x2):
         x2 = dict(enumerate(x2))
     if not isinstance(x2, dict) or not isinstance(x1, dict | list):
-        msg = f"state: what was loaded at {key} must have the structure of its factories, but does not"
-        raise ValueError(msg)  # noqa: TRY004  Megatron Core's type
+        raise ValueError(f"state: what was loaded at {key} must have the structure of its factories, but does not")  # noqa: TRY004  Megatron Core's type
     for name, below in x2.items():
         is_there = name in x1 if isinstance(x1, dict) else isinstance(name, int) and 0 <= name < len(x1)
         if not is_there:
-            msg = f"state: what was loaded must have a value at {(*key, name)}, which a factory built, but does not"
-            raise ValueError(msg)
+            raise ValueError(
+                f"state: what was loaded must have a value at {(*key, name)}, which a factory built, but does not"
+            )
         x1[name] = apply_factory_merges(x1[name], below, (*key, name))
     return x1

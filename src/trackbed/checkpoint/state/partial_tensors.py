@@ -12,17 +12,6 @@ from trackbed.checkpoint.state.sharded_object import ShardedObject
 from trackbed.checkpoint.state.sharded_tensor import ShardedTensor
 from trackbed.errors import CheckpointError
 
-__all__ = [
-    "abbreviated",
-    "check_whole",
-    "check_whole_shards",
-    "elements_of",
-    "is_part",
-    "printable",
-    "search",
-    "tensors_in",
-]
-
 _ATTRIBUTES_OF_PARTS: Final = ("to_local", "local_shards", "__create_chunk_list__", "__create_write_items__")
 """Attributes of `DTensor`, of torch's `ShardedTensor`, and of tensors that tell `torch.distributed.checkpoint` which
 part of a larger tensor they are."""
@@ -68,11 +57,10 @@ def check_whole_shards(shards: list[ShardedTensor | ShardedObject]) -> None:
         if isinstance(shard, ShardedObject):
             check_whole(shard.data, shard.unique_key)
         elif is_part(shard.data):
-            msg = (
+            raise CheckpointError(
                 f"{shard.key}: the data of a ShardedTensor must be a local tensor, but are a "
                 f"{type(shard.data).__name__}: give its local part, with the place of that in the whole tensor"
             )
-            raise CheckpointError(msg)
 
 
 def _refusal(key: str, part: Any) -> str:

@@ -17,8 +17,6 @@ from trackbed.checkpoint.state.partial_tensors import tensors_in
 from trackbed.comm.tensor_digest import components, tensor_digest
 from trackbed.errors import CheckpointError
 
-__all__ = ["PlainTensors", "check_same", "digesting", "first_difference"]
-
 _LARGE_BYTES: Final = 64 << 10
 """Bytes from which a tensor is compared. Smaller ones, such as random states, may differ between ranks."""
 
@@ -58,8 +56,7 @@ def digesting(common: dict[str, Any], poll: Callable[[], None]) -> Iterator[Call
 
     def check() -> None:
         if is_given_up.is_set():
-            msg = "the save has failed"
-            raise CheckpointError(msg)
+            raise CheckpointError("the save has failed")
         poll()
 
     tensors = [(path, value) for path, value in tensors_in(common) if not _is_without_values(value)]

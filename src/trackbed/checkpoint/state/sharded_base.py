@@ -5,8 +5,6 @@ from typing import Any, Self
 
 from trackbed.errors import CheckpointError
 
-__all__ = ["ReplicaId", "ShardedBase", "StateDict", "check_key", "is_main_replica"]
-
 StateDict = dict[str, Any]
 ReplicaId = int | tuple[int, ...]
 """Number of a copy, in one or several dimensions of parallelism. The copy with zeros alone is the main one."""
@@ -40,13 +38,13 @@ def check_key(key: object) -> None:
         CheckpointError: it is no text, or has surrogates, which no encoding of text has.
     """
     if not isinstance(key, str):
-        msg = f"key of an entry: must be text, found {key!r}, of {type(key).__name__}: give str(key)"
-        raise CheckpointError(msg)
+        raise CheckpointError(f"key of an entry: must be text, found {key!r}, of {type(key).__name__}: give str(key)")
     try:
         key.encode()
     except UnicodeEncodeError as error:
-        msg = f"key of an entry: must be text that UTF-8 can encode, found {key!r} with a lone surrogate"
-        raise CheckpointError(msg) from error
+        raise CheckpointError(
+            f"key of an entry: must be text that UTF-8 can encode, found {key!r} with a lone surrogate"
+        ) from error
 
 
 def is_main_replica(replica_id: ReplicaId) -> bool:

@@ -6,8 +6,6 @@ from typing import Any, Self
 from trackbed.checkpoint.state.sharded_base import ReplicaId, ShardedBase
 from trackbed.errors import CheckpointError
 
-__all__ = ["LocalNonpersistentObject", "ShardedObject"]
-
 
 @dataclass
 class ShardedObject(ShardedBase):
@@ -40,11 +38,10 @@ class ShardedObject(ShardedBase):
             CheckpointError: they do not.
         """
         if len(self.global_shape) != len(self.global_offset):
-            msg = (
+            raise CheckpointError(
                 f"{self.key}: global_offset must have as many dimensions as global_shape {self.global_shape}, but is "
                 f"{self.global_offset}"
             )
-            raise CheckpointError(msg)
 
     def without_data(self) -> Self:
         """Returns a copy whose data is None."""
@@ -88,8 +85,9 @@ class ShardedObject(ShardedBase):
         except ValueError:
             found = ""
         if not found:
-            msg = f"name of an object must be KEY/shard_OFFSET_SHAPE with numbers between dots, found {unique_key!r}"
-            raise CheckpointError(msg)
+            raise CheckpointError(
+                f"name of an object must be KEY/shard_OFFSET_SHAPE with numbers between dots, found {unique_key!r}"
+            )
         if len(sizes) + 1 == len(numbers):
             sizes = (*sizes, -1)
         return cls(key, None, sizes, numbers, replica_id)

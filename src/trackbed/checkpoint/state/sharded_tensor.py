@@ -9,8 +9,6 @@ import torch
 from trackbed.checkpoint.state.sharded_base import ReplicaId, ShardedBase
 from trackbed.errors import ArgumentError, CheckpointError
 
-__all__ = ["ShardedTensor"]
-
 Numbers = tuple[int, ...]
 
 
@@ -72,8 +70,7 @@ class ShardedTensor(ShardedBase):
                     self._refuse("each offset in a regular grid", f"a multiple of {size}", offset)
 
     def _refuse(self, what: str, wanted: Any, found: Any) -> None:
-        msg = f"{self.key}: {what} must be {wanted}, but is {found}"
-        raise CheckpointError(msg)
+        raise CheckpointError(f"{self.key}: {what} must be {wanted}, but is {found}")
 
     @property
     def has_regular_grid(self) -> bool:
@@ -99,8 +96,7 @@ class ShardedTensor(ShardedBase):
             CheckpointError: the grid is not regular, or its boxes do not fill the global tensor.
         """
         if self.axis_fragmentations is None:
-            msg = f"{self.key}: the grid must be regular, but axis_fragmentations is None"
-            raise CheckpointError(msg)
+            raise CheckpointError(f"{self.key}: the grid must be regular, but axis_fragmentations is None")
         for size, count in zip(self.global_shape, self.axis_fragmentations, strict=True):
             if not self.allow_shape_mismatch and size % count != 0:
                 self._refuse("each axis of global_shape", f"a multiple of its {count} boxes", size)
@@ -138,17 +134,15 @@ class ShardedTensor(ShardedBase):
             ArgumentError: `flattened_range` is not None.
         """
         if flattened_range is not None:
-            msg = f"{key}: flattened_range must be None, but is {flattened_range}"
-            raise ArgumentError(msg)
+            raise ArgumentError(f"{key}: flattened_range must be None, but is {flattened_range}")
         box = [*([1] * prepend_axis_num), *data.shape]
         places, counts = [0] * len(box), [1] * len(box)
         for axis, place, count in rank_offsets:
             if not (0 <= axis < len(box) and 0 <= place < count):
-                msg = (
+                raise CheckpointError(
                     f"{key}: rank_offsets must have an axis below {len(box)}, and a place from 0 below the number of "
                     f"boxes, found {(axis, place, count)}"
                 )
-                raise CheckpointError(msg)
             places[axis], counts[axis] = place, count
         return cls(
             key,
@@ -189,8 +183,9 @@ class ShardedTensor(ShardedBase):
         """
         axis, size = dim + self.prepend_axis_num, self.local_shape[dim]
         if self.data is None or size == 0 or self.global_shape[axis] % size or self.global_offset[axis] % size:
-            msg = f"{self.key}: a box that is narrowed must have data, and lie in a regular grid, but does not"
-            raise CheckpointError(msg)
+            raise CheckpointError(
+                f"{self.key}: a box that is narrowed must have data, and lie in a regular grid, but does not"
+            )
         data = self.data.narrow(dim, start, length)
         shape, offset = list(self.global_shape), list(self.global_offset)
         shape[axis], offset[axis] = shape[axis] // size * length, offset[axis] // size * length

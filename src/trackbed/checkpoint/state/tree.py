@@ -9,15 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = [
-    "dict_list_map_outplace",
-    "diff",
-    "extract_matching_values",
-    "merge",
-    "nested_items_iter",
-    "nested_values",
-]
-
 Tree = dict[Any, Any] | list[Any]
 Path = tuple[Any, ...]
 Differences = tuple[list[Any], list[Any], list[Any]]
@@ -38,8 +29,7 @@ def extract_matching_values(
         ValueError: `x` is neither a dictionary nor a list.
     """
     if not isinstance(x, dict | list):
-        msg = f"state: must be a dictionary or a list, found {type(x).__name__}"
-        raise ValueError(msg)  # noqa: TRY004  Megatron Core's type
+        raise ValueError(f"state: must be a dictionary or a list, found {type(x).__name__}")  # noqa: TRY004  Megatron Core's type
     matching = _Part(x, return_lists_as_dicts)
     others = _Part(x, return_lists_as_dicts)
     for key, value in x.items() if isinstance(x, dict) else enumerate(x):
@@ -151,9 +141,11 @@ def merge(x1: Tree, x2: Tree, key: Path = ()) -> Tree:
             x1[:] = x2
             return x1
         if len(x1) != len(x2):
-            msg = f"state: lists at {key} must have one length to be merged, but have {len(x1)} and {len(x2)}"
-            raise ValueError(msg)
+            raise ValueError(
+                f"state: lists at {key} must have one length to be merged, but have {len(x1)} and {len(x2)}"
+            )
         x1[:] = [merge(one, other, (*key, number)) for number, (one, other) in enumerate(zip(x1, x2, strict=True))]
         return x1
-    msg = f"state: one value must be at {key}, but two are to be merged, of {type(x1).__name__} and {type(x2).__name__}"
-    raise ValueError(msg)
+    raise ValueError(
+        f"state: one value must be at {key}, but two are to be merged, of {type(x1).__name__} and {type(x2).__name__}"
+    )

@@ -12,8 +12,6 @@ import torch
 
 from trackbed.checkpoint.state.partial_tensors import printable
 
-__all__ = ["first_difference"]
-
 _ATOMS: Final = (str, bytes, bytearray, int, float, complex)
 
 

@@ -14,8 +14,6 @@ import torch
 from trackbed.checkpoint.values.rebuild import FACTORY_KINDS, SCALAR_KINDS
 from trackbed.checkpoint.values.storages import Copies, copy_of, has_plain_storage
 
-__all__ = ["PROTOCOL", "RefusedError", "Survey", "pickle_module", "survey"]
-
 PROTOCOL: Final = 2
 """Protocol of `torch.save`."""
 _CONTAINERS: Final = (dict, list, deque)

@@ -8,19 +8,6 @@ from typing import Any, Final
 
 import numpy as np
 
-__all__ = [
-    "FACTORY_KINDS",
-    "FACTORY_STAND_INS",
-    "SCALAR_KINDS",
-    "FactoryStandIn",
-    "rebuild_bytearray",
-    "rebuild_bytes",
-    "rebuild_defaultdict",
-    "rebuild_deque",
-    "rebuild_frozenset",
-    "rebuild_numpy_scalar",
-]
-
 FACTORY_KINDS: Final[tuple[type, ...]] = (bool, int, float, str, list, dict, set)
 """Factories that a `defaultdict` may have, besides None."""
 SCALAR_KINDS: Final = "biufcSUmM"
@@ -93,8 +80,7 @@ def rebuild_defaultdict(factory: Any = None, contents: dict[Any, Any] | None = N
     """
     kind = factory.kind if isinstance(factory, FactoryStandIn) else factory
     if kind is not None and kind not in FACTORY_KINDS:
-        msg = f"defaultdict: the factory must be None or one of {_names(FACTORY_KINDS)}, found {kind!r}"
-        raise TypeError(msg)
+        raise TypeError(f"defaultdict: the factory must be None or one of {_names(FACTORY_KINDS)}, found {kind!r}")
     if contents is not None:
         _require(contents, dict, "defaultdict")
     return defaultdict(kind, contents or {})
@@ -109,19 +95,16 @@ def rebuild_numpy_scalar(dtype: np.dtype[Any], content: bytes) -> Any:
     """
     _require(content, bytes, "NumPy scalar")
     if not isinstance(dtype, np.dtype) or dtype.kind not in SCALAR_KINDS or dtype.subdtype is not None:
-        msg = f"NumPy scalar: must be a number, text, bytes or a time, found the type {dtype!r}"
-        raise TypeError(msg)
+        raise TypeError(f"NumPy scalar: must be a number, text, bytes or a time, found the type {dtype!r}")
     if len(content) != dtype.itemsize:
-        msg = f"NumPy scalar: {dtype!r} must have {dtype.itemsize:,} bytes, found {len(content):,}"
-        raise ValueError(msg)
+        raise ValueError(f"NumPy scalar: {dtype!r} must have {dtype.itemsize:,} bytes, found {len(content):,}")
     return _SCALAR(dtype, content)
 
 
 def _require(value: object, kind: type, what: str) -> None:
     """Raises TypeError unless a value is of a class, and of no other class below it."""
     if type(value) is not kind:
-        msg = f"{what}: must be made of a {kind.__name__}, found {type(value).__name__}"
-        raise TypeError(msg)
+        raise TypeError(f"{what}: must be made of a {kind.__name__}, found {type(value).__name__}")
 
 
 def _names(kinds: tuple[type, ...]) -> str:

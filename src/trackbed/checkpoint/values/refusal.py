@@ -20,8 +20,6 @@ from trackbed.checkpoint.values.difference import first_difference
 from trackbed.checkpoint.values.pickler import RefusedError, survey
 from trackbed.checkpoint.values.storages import has_plain_storage
 
-__all__ = ["PICKLE_ERRORS", "class_in", "refusal", "without_advice"]
-
 PICKLE_ERRORS: Final = (PicklingError, TypeError, AttributeError, ValueError, RuntimeError)
 """Errors of values that cannot be pickled."""
 _GLOBAL: Final = re.compile(r"GLOBAL ([\w.<>]+)|(?:class|operand|global)[^\w]*([\w<>]+\.[\w.<>]+)")
@@ -63,7 +61,7 @@ def _mixed_views(value: Any, where: str) -> str | None:
     first: dict[int, tuple[str, torch.dtype]] = {}
     for path, tensor in tensors_in(value):
         if isinstance(tensor, torch.Tensor) and has_plain_storage(tensor):
-            other, dtype = first.setdefault(tensor.untyped_storage()._cdata, (path, tensor.dtype))  # noqa: SLF001  its identity
+            other, dtype = first.setdefault(tensor.untyped_storage()._cdata, (path, tensor.dtype))
             if dtype != tensor.dtype:
                 return (
                     f"{where}: {path} must be of type {dtype}, as {other}, which views the same memory, but is of "

@@ -11,8 +11,6 @@ from typing import Any, Final
 
 import torch
 
-__all__ = ["copy_of", "has_plain_storage", "own_memory"]
-
 _DEVICES: Final = ("cpu", "cuda")
 
 View = tuple[int, tuple[int, ...], tuple[int, ...], int]
@@ -38,7 +36,7 @@ def own_memory(tensors: Iterable[torch.Tensor], storages: Iterable[Any]) -> Copi
     Returns:
         Memory of views of storages that are not used as a whole, with the same values, and shared where they are.
     """
-    whole = {getattr(storage, "_untyped_storage", storage)._cdata for storage in storages}  # noqa: SLF001  its identity
+    whole = {getattr(storage, "_untyped_storage", storage)._cdata for storage in storages}
     groups: dict[int, dict[View, torch.Tensor]] = {}
     for tensor in tensors:
         if tensor.device.type in _DEVICES:
@@ -153,7 +151,7 @@ def _place_in(place_of: torch.Tensor, view: View, first: int) -> View | None:
 def _key(tensor: torch.Tensor) -> Key:
     offset = int(tensor.storage_offset()) if tensor.numel() else 0
     view = offset, tuple(tensor.shape), tuple(tensor.stride()), tensor.element_size()
-    return tensor.untyped_storage()._cdata, view  # noqa: SLF001  its identity
+    return tensor.untyped_storage()._cdata, view
 
 
 def _num_bytes(view: View) -> int:
@@ -210,7 +208,7 @@ def _like(tensor: torch.Tensor, memory: torch.Tensor, view: View) -> torch.Tenso
     offset, shape, strides, _ = view
     found = torch.empty(0, dtype=tensor.dtype, device=memory.device)
     found.set_(memory.untyped_storage(), offset, shape, strides)
-    found = torch._neg_view(found) if tensor.is_neg() else found  # noqa: SLF001  there is no public one
+    found = torch._neg_view(found) if tensor.is_neg() else found
     found = found.conj() if tensor.is_conj() else found
     if isinstance(tensor, torch.nn.Parameter):
         found = torch.nn.Parameter(found, requires_grad=tensor.requires_grad)

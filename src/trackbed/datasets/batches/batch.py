@@ -11,8 +11,6 @@ import torch
 
 from trackbed.errors import ArgumentError
 
-__all__ = ["Batch", "BatchMemory", "BatchSpec"]
-
 
 class BatchMemory(Protocol):
     """The memory of a batch as its kernel takes it."""
@@ -132,13 +130,13 @@ class Batch(Mapping[str, torch.Tensor]):
             ArgumentError: names, dtypes or shapes differ; the message names the first difference.
         """
         if list(self) != list(wanted):
-            msg = f"out must hold {', '.join(wanted)}, found {', '.join(self)}"
-            raise ArgumentError(msg)
+            raise ArgumentError(f"out must hold {', '.join(wanted)}, found {', '.join(self)}")
         for name, (dtype, shape) in wanted.items():
             found = self._tensors[name]
             if found.dtype != dtype or tuple(found.shape) != shape:
-                msg = f"{name} of out must be {dtype} {list(shape)}, found {found.dtype} {list(found.shape)}"
-                raise ArgumentError(msg)
+                raise ArgumentError(
+                    f"{name} of out must be {dtype} {list(shape)}, found {found.dtype} {list(found.shape)}"
+                )
 
     def is_allocated_for(self, spec: BatchSpec, size: int) -> bool:
         """True if its memory equals what `empty` would allocate."""

@@ -17,8 +17,6 @@ from trackbed.datasets.gpt import sample
 from trackbed.datasets.gpt.config import GPTDatasetConfig
 from trackbed.kernels import BatchArrays, FetchedBytes, Gathered, SampleShape, SampleSources, gather
 
-__all__ = ["GPTForm", "GPTSpec"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GPTSpec:

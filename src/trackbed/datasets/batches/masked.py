@@ -14,8 +14,6 @@ import torch
 from trackbed.datasets.batches.reader import BatchForm
 from trackbed.kernels import FetchedBytes, Gathered, MaskedBatchArrays, MaskingTable, SampleSources, gather_masked
 
-__all__ = ["MaskedForm", "MaskedSpec"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaskedSpec:
@@ -32,7 +30,7 @@ class MaskedSpec:
         own = {name: (torch.int64, (size,) if length is None else (size, length)) for name, length in self.lengths}
         return {**label, **own}
 
-    def memory(self, size: int, arrays: dict[str, npt.NDArray[Any]]) -> MaskedBatchArrays:  # noqa: ARG002  as GPT's
+    def memory(self, size: int, arrays: dict[str, npt.NDArray[Any]]) -> MaskedBatchArrays:
         """Returns the memory of a batch as the kernel takes it."""
         return MaskedBatchArrays(arrays)
 

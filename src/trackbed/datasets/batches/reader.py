@@ -23,8 +23,6 @@ from trackbed.kernels import FetchedBytes, Gathered, SampleSources
 from trackbed.tokens.stored.budget import BUDGET
 from trackbed.tokens.stored.source import join_ranges
 
-__all__ = ["BatchForm", "BatchReader", "Indices", "ReadsBatches"]
-
 Ranges = npt.NDArray[np.int64]
 """`[M, 3]` number of the file, first byte and the one after the last."""
 
@@ -139,8 +137,9 @@ class ReadsBatches(ABC):
                 checked every 50 ms.
         """
         if out is not None and not isinstance(out, Batch):
-            msg = f"out must be a Batch, as gather and empty_batch return it, found a {type(out).__name__}"
-            raise ArgumentError(msg)
+            raise ArgumentError(
+                f"out must be a Batch, as gather and empty_batch return it, found a {type(out).__name__}"
+            )
         positions = _positions(indices)
         reader = self._batch_reader()
         found = None
@@ -156,8 +155,7 @@ class ReadsBatches(ABC):
             pinned: True for page-locked memory, from which copies to a GPU are asynchronous.
         """
         if size < 0:
-            msg = f"size must be at least 0, found {size}"
-            raise ArgumentError(msg)
+            raise ArgumentError(f"size must be at least 0, found {size}")
         reader = self._batch_reader()
         return None if reader is None else reader.empty_batch(size, pinned=pinned)
 
@@ -342,28 +340,27 @@ os.register_at_fork(after_in_child=_reset_all)
 def _positions(indices: Indices) -> npt.NDArray[np.int64]:
     found = np.asarray(indices)
     if found.dtype == object and len(found) and all(isinstance(one, int) for one in found.flat):
-        msg = f"a sample must be in [-2**63, 2**63), found {max(found.flat, key=abs)}"
-        raise IndexError(msg)
+        raise IndexError(f"a sample must be in [-2**63, 2**63), found {max(found.flat, key=abs)}")
     if found.ndim != 1 or (found.dtype.kind not in "iu" and len(found)):
-        msg = f"indices must be a vector of integers, found {found.dtype} of shape {list(found.shape)}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"indices must be a vector of integers, found {found.dtype} of shape {list(found.shape)}")
     if found.dtype.kind == "u" and len(found) and int(found.max()) > _HIGHEST:
-        msg = f"a sample must be below 2**63, found {int(found.max())}"
-        raise IndexError(msg)
+        raise IndexError(f"a sample must be below 2**63, found {int(found.max())}")
     return np.ascontiguousarray(found, dtype=np.int64)
 
 
 def _stacked(dataset: ReadsBatches, positions: npt.NDArray[np.int64], out: Batch | None) -> Batch:
     """Returns the batch, stacked from single samples."""
     if len(positions) == 0:
-        msg = "indices must name at least one sample of a dataset whose samples are read one by one, found none"
-        raise ArgumentError(msg)
+        raise ArgumentError(
+            "indices must name at least one sample of a dataset whose samples are read one by one, found none"
+        )
     samples = [dataset[position] for position in positions.tolist()]
     try:
         tensors: dict[str, torch.Tensor] = torch.utils.data.default_collate(samples)
     except (RuntimeError, TypeError, KeyError) as error:
-        msg = f"the samples at {positions.tolist()} must have tensors of the same names and shapes: {error}"
-        raise FormatError(msg) from error
+        raise FormatError(
+            f"the samples at {positions.tolist()} must have tensors of the same names and shapes: {error}"
+        ) from error
     if out is None:
         return Batch(tensors)
     out.check_fits({name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()})

@@ -19,8 +19,6 @@ from trackbed.tokens import DType, IndexedDataset, IndexedGroup, MappedSource
 from trackbed.tokens.lengths import fetch_copies
 from trackbed.tokens.stored.source import StoredSource, fetch_ranges
 
-__all__ = ["FileBacked", "SampleLayout", "Sources", "Stretches", "TableLock"]
-
 _CHECK_SECONDS: Final = 0.05
 """Seconds between two checks of the sizes of mapped files."""
 

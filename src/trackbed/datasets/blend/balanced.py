@@ -19,8 +19,6 @@ from trackbed.datasets.blend.order import own_decisions
 from trackbed.index.balanced import BALANCED_VERSION, balanced_blend, balanced_dtypes, largest_remainders
 from trackbed.kernels import available_threads
 
-__all__ = ["BalancedOrder"]
-
 _KIND: Final = Kind(is_blend=True)
 _DRAW_COST: Final = 10.0
 """Nanoseconds per sample, writing included."""
@@ -49,7 +47,7 @@ class BalancedOrder(IndexedOrder):
         """Returns everything that decides the order, besides datasets, weights and size."""
         return own_decisions(self.spec.config)
 
-    def request(self, entry: Callable[[], Entry | None]) -> Request | None:  # noqa: ARG002  Megatron Core has none
+    def request(self, entry: Callable[[], Entry | None]) -> Request | None:
         """Returns the request for the index, or None if it is kept in memory."""
         directory = self.spec.config.path_to_cache
         if directory is None:

@@ -20,7 +20,7 @@ import torch.utils.data
 from trackbed.cache import Entry, Request, fingerprint
 from trackbed.datasets.batches.reader import BatchReader, ReadsBatches
 from trackbed.datasets.blend.balanced import BalancedOrder
-from trackbed.datasets.blend.greedy import GreedyOrder, blend
+from trackbed.datasets.blend.greedy import GreedyOrder
 from trackbed.datasets.blend.indexed import ARRAYS
 from trackbed.datasets.blend.instant import InstantBlend
 from trackbed.datasets.blend.order import BlendOrder, BlendSpec
@@ -38,8 +38,6 @@ from trackbed.errors import ArgumentError
 from trackbed.index import Order
 from trackbed.index.blend import dataset_index_dtype
 from trackbed.index.splits import normalize
-
-__all__ = ["BlendedDataset", "SplitDataset", "blend"]
 
 logger = logging.getLogger(__name__)
 
@@ -242,8 +240,7 @@ class BlendedDataset(_Dataset, ReadsBatches):
         number = as_index(idx)
         position = number + len(self) if number < 0 else number
         if not 0 <= position < len(self):
-            msg = f"a sample must be in [-{len(self)}, {len(self)}), found {number}"
-            raise IndexError(msg)
+            raise IndexError(f"a sample must be in [-{len(self)}, {len(self)}), found {number}")
         return position
 
     def __getitem__(self, idx: int) -> dict[str, Any]:
@@ -283,21 +280,19 @@ SplitDataset = GPTDataset | BlendedDataset
 
 def _check_members(datasets: Sequence[MegatronDataset], weights: Sequence[float], size: int | None) -> None:
     if len(datasets) == 0 or len(datasets) != len(weights):
-        msg = f"a blend needs a weight for each of its datasets, found {len(datasets)} and {len(weights)}"
-        raise ArgumentError(msg)
+        raise ArgumentError(
+            f"a blend needs a weight for each of its datasets, found {len(datasets)} and {len(weights)}"
+        )
     for what, found in (
         ("datasets of one class", {type(dataset).__name__ for dataset in datasets}),
         ("datasets of one split", {dataset.index_split.name for dataset in datasets}),
         ("weights of one type", {type(weight).__name__ for weight in weights}),
     ):
         if len(found) > 1:
-            msg = f"a blend needs {what}, found {', '.join(sorted(found))}"
-            raise ArgumentError(msg)
+            raise ArgumentError(f"a blend needs {what}, found {', '.join(sorted(found))}")
     if size is not None and size < 0:
-        msg = f"the size of a blend must be at least 0, found {size}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"the size of a blend must be at least 0, found {size}")
     for number, weight in enumerate(weights):
         if not 0 <= weight < float("inf") or (size is None and weight != int(weight)):
             kind = "a number of samples" if size is None else "a finite number"
-            msg = f"the weight of dataset {number} must be {kind} of at least 0, found {weight}"
-            raise ArgumentError(msg)
+            raise ArgumentError(f"the weight of dataset {number} must be {kind} of at least 0, found {weight}")

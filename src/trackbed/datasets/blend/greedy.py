@@ -14,8 +14,6 @@ from trackbed.cache import Allocate, Arrays, ArraySpec, Entry, Kind, Request, in
 from trackbed.datasets.blend.indexed import ARRAYS, IndexedOrder
 from trackbed.index.blend import dataset_index_dtype, exhaustive_blend, greedy_blend
 
-__all__ = ["GreedyOrder", "blend", "draws_of_each"]
-
 _KIND: Final = Kind(is_blend=True)
 _DRAW_COST: Final = 40.0
 """Nanoseconds per sample, writing included: an upper bound for most blends, as threads cannot share a greedy blend."""

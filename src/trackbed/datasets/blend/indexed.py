@@ -19,8 +19,6 @@ from trackbed.errors import ArgumentError
 from trackbed.index import Order
 from trackbed.index.instant_plan import checked_positions
 
-__all__ = ["ARRAYS", "IndexedOrder"]
-
 ARRAYS: Final = ("dataset_index", "dataset_sample_index")
 
 
@@ -85,7 +83,6 @@ class IndexedOrder(ABC):
     def counts_before(self, position: int) -> npt.NDArray[np.int64]:
         """Returns `[K]` number of samples drawn from each dataset before a position. Reads the index up to there."""
         if not 0 <= position <= len(self):
-            msg = f"position must be in [0, {len(self)}], found {position}"
-            raise ArgumentError(msg)
+            raise ArgumentError(f"position must be in [0, {len(self)}], found {position}")
         chosen = self.index.several()[0]
         return np.bincount(chosen[:position], minlength=len(self.spec.datasets)).astype(np.int64)

@@ -21,8 +21,6 @@ from trackbed.errors import ArgumentError, PlanError
 from trackbed.index import BlendStage, InstantOrder, Split
 from trackbed.index.prefetch import PrefetchedOrder
 
-__all__ = ["InstantBlend"]
-
 logger = logging.getLogger(__name__)
 
 
@@ -39,8 +37,9 @@ class InstantBlend:
         except (ArgumentError, PlanError) as error:
             datasets = spec.datasets
             paths = ", ".join(str(dataset.dataset_path) for dataset in datasets[:3])
-            msg = f"the blend of {paths}{' ...' if len(datasets) > 3 else ''}, split {spec.split.name}: {error}"
-            raise PlanError(msg) from error
+            raise PlanError(
+                f"the blend of {paths}{' ...' if len(datasets) > 3 else ''}, split {spec.split.name}: {error}"
+            ) from error
 
     def _make(self) -> InstantOrder:
         spec, config, is_training = self._spec, self._spec.config, self._spec.split is Split.train
@@ -77,11 +76,11 @@ class InstantBlend:
         """Returns everything that decides the order, besides datasets, weights and size."""
         return own_decisions(self._spec.config)
 
-    def request(self, entry: Callable[[], Entry | None]) -> Request | None:  # noqa: ARG002  there is no index
+    def request(self, entry: Callable[[], Entry | None]) -> Request | None:
         """Returns None: there is no index."""
         return None
 
-    def build(self, allocate: Allocate) -> Arrays:  # noqa: ARG002  there is no index
+    def build(self, allocate: Allocate) -> Arrays:
         """Returns no arrays."""
         return {}
 
@@ -107,6 +106,5 @@ class InstantBlend:
     @property
     def _located(self) -> InstantOrder:
         if self.order is None:
-            msg = "a blend must have samples to locate one, found none"
-            raise PlanError(msg)
+            raise PlanError("a blend must have samples to locate one, found none")
         return self.order

@@ -21,8 +21,6 @@ from trackbed.index import PERMUTATION_VERSION, InstantOrder, Order, Split
 from trackbed.index.balanced import BALANCED_VERSION
 from trackbed.plural import number_of
 
-__all__ = ["BlendOrder", "BlendSpec", "own_decisions"]
-
 
 @dataclass(frozen=True)
 class BlendSpec:
@@ -51,12 +49,11 @@ class BlendSpec:
         """Raises OversampleError if a dataset has fewer samples than the `[K]` that are drawn from it."""
         for number, (dataset, count) in enumerate(zip(self.datasets, drawn, strict=True)):
             if not dataset.can_give(count):
-                msg = (
+                raise OversampleError(
                     f"{dataset.dataset_path}, split {self.split.name}: the blend may draw at most the "
                     f"{number_of(len(dataset), 'sample')} of dataset {number}, found {count:,}; raise "
                     f"mid_level_dataset_surplus, now {self.config.mid_level_dataset_surplus}"
                 )
-                raise OversampleError(msg)
 
 
 class BlendOrder(Protocol):

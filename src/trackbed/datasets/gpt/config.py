@@ -10,8 +10,6 @@ import numpy as np
 from trackbed.datasets.config import BlendedMegatronDatasetConfig, storage_of
 from trackbed.errors import ArgumentError
 
-__all__ = ["GPTDatasetConfig"]
-
 
 @dataclass
 class GPTDatasetConfig(BlendedMegatronDatasetConfig):
@@ -76,24 +74,21 @@ class GPTDatasetConfig(BlendedMegatronDatasetConfig):
         super().__post_init__()
         for name in ("tokenizer", "reset_position_ids", "reset_attention_mask", "eod_mask_loss"):
             if getattr(self, name) is None:
-                msg = f"{name} must be given, found None"
-                raise ArgumentError(msg)
+                raise ArgumentError(f"{name} must be given, found None")
         storage_of(self)
         if self.hybrid_context_parallel:
-            msg = "hybrid_context_parallel must be False, found True"
-            raise ArgumentError(msg)
+            raise ArgumentError("hybrid_context_parallel must be False, found True")
         if self.groups is not None and self.sequences_per_dataset is not None:
-            msg = "sequences_per_dataset must be None with groups, found both"
-            raise ArgumentError(msg)
+            raise ArgumentError("sequences_per_dataset must be None with groups, found both")
         if not hasattr(self.tokenizer, "unique_identifiers"):
             found = type(self.tokenizer).__name__
-            msg = f"tokenizer must be an object with eod, pad, vocab_size and unique_identifiers, found a {found}"
-            raise ArgumentError(msg)
+            raise ArgumentError(
+                f"tokenizer must be an object with eod, pad, vocab_size and unique_identifiers, found a {found}"
+            )
         with contextlib.suppress(NotImplementedError):
             _ = getattr(self.tokenizer, "eod", None)  # a tokenizer that resolves it lazily raises here if it has none
         vocab_size: Any = getattr(self.tokenizer, "vocab_size", None)
         if vocab_size is not None:
             self.token_dtype_code = 4 if vocab_size > np.iinfo(np.uint16).max + 1 else 8
         elif self.sequences_per_dataset is not None:
-            msg = "sequences_per_dataset needs a tokenizer with a vocab_size, found None"
-            raise ArgumentError(msg)
+            raise ArgumentError("sequences_per_dataset needs a tokenizer with a vocab_size, found None")

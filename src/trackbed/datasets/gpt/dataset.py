@@ -28,8 +28,6 @@ from trackbed.datasets.samples import SampleLocations, SamplePieces, Samples
 from trackbed.errors import ArgumentError
 from trackbed.index.splits import Split
 
-__all__ = ["GPTDataset", "Piece"]
-
 # Fingerprints have a place for create_attention_mask, which does not change the data: it is True there.
 _SHAPING = (
     "reset_position_ids",
@@ -128,15 +126,15 @@ class GPTDataset(CachedDataset):
             FormatError: the pair is damaged, or its tokens are not integers.
         """
         if dataset_path is None:
-            msg = "a GPTDataset needs a blend, found none: give blend or blend_per_split, or use MockGPTDataset"
-            raise ArgumentError(msg)
+            raise ArgumentError(
+                "a GPTDataset needs a blend, found none: give blend or blend_per_split, or use MockGPTDataset"
+            )
         group = open_group(dataset_path, config)
         if group is not None:
             return group
         counts = config.sequences_per_dataset
         if counts and dataset_path not in counts:
-            msg = f"sequences_per_dataset must name {dataset_path}, found {len(counts)} other prefixes"
-            raise ArgumentError(msg)
+            raise ArgumentError(f"sequences_per_dataset must name {dataset_path}, found {len(counts)} other prefixes")
         return open_pair(
             dataset_path,
             config,
@@ -161,11 +159,10 @@ class GPTDataset(CachedDataset):
     def _take_indices(self) -> None:
         """Takes the indices of a subclass that builds its own."""
         if self.config.order == "instant":
-            msg = (
+            raise ArgumentError(
                 f"{type(self).__name__}._build_document_sample_shuffle_indices needs order='megatron' or 'balanced', "
                 "found 'instant', which has no indices"
             )
-            raise ArgumentError(msg)
         documents, rows, shuffle = map(np.ascontiguousarray, self._build_document_sample_shuffle_indices())
         self.document_index = documents
         self.sample_index = rows
@@ -174,8 +171,7 @@ class GPTDataset(CachedDataset):
     def _instant_samples(self) -> InstantSamples:
         config = self.config
         if self.index_split is Split.valid and not config.drop_last_partial_validation_sequence:
-            msg = "drop_last_partial_validation_sequence must be True with order='instant', found False"
-            raise ArgumentError(msg)
+            raise ArgumentError("drop_last_partial_validation_sequence must be True with order='instant', found False")
         return InstantSamples(
             dataset=self.dataset,
             documents=self.indices,

@@ -17,8 +17,6 @@ from trackbed.datasets.index_arrays import IndexArrays
 from trackbed.datasets.samples import SampleLocations, SamplePieces
 from trackbed.kernels import Visits
 
-__all__ = ["IndexedSamples"]
-
 
 class IndexedSamples:
     """Samples that are defined by the three indices of a dataset. See `Samples`.

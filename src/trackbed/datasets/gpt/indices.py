@@ -26,8 +26,6 @@ from trackbed.index.visits import visit_indices
 from trackbed.kernels import available_threads, count_tokens
 from trackbed.tokens.length_checksum import checksum_lengths
 
-__all__ = ["MOST_VISITS", "SMALL_COST", "GPTIndices"]
-
 MOST_VISITS: Final = 1 << 16
 """Visits and samples of a small dataset. A larger one takes several times as long as a call of its own costs."""
 _ENTRY_COST: Final = 4e5
@@ -128,8 +126,7 @@ class GPTIndices:
         if shortest < 0 or (room is not None and total > room):
             most = "" if room is None else f" and {room} together at most"
             wanted = f"documents must have at least 0 tokens{most}"
-            msg = f"{self.where}: {wanted}, found {found}; `trackbed verify` says where"
-            raise FormatError(msg)
+            raise FormatError(f"{self.where}: {wanted}, found {found}; `trackbed verify` says where")
         try:
             return plan_epochs(
                 total,
@@ -139,8 +136,7 @@ class GPTIndices:
                 keep_partial=self.keep_partial,
             )
         except PlanError as error:
-            msg = f"{self.where}: {error}"
-            raise PlanError(msg) from error
+            raise PlanError(f"{self.where}: {error}") from error
 
     def read_ahead(self) -> None:
         """Have the system begin to read what `build` reads of an `IndexedDataset`, before it does."""

@@ -25,8 +25,6 @@ from trackbed.plural import number_of
 from trackbed.tokens import IndexedDataset, IndexedGroup, get_idx_path
 from trackbed.tokens.length_checksum import checksum_lengths
 
-__all__ = ["InstantSamples", "StoredSample"]
-
 
 class StoredSample(int):
     """Number of a sample in the file, as opposed to its position in a shuffled order.
@@ -72,16 +70,17 @@ class InstantSamples:
     def __post_init__(self) -> None:
         """Checks that the split is a contiguous part of an indexed file, and has tokens if samples are requested."""
         if not isinstance(self.dataset, (IndexedDataset, IndexedGroup)):
-            msg = f"order='instant' cuts its samples from an IndexedDataset, found a {type(self.dataset).__name__}"
-            raise ArgumentError(msg)
+            raise ArgumentError(
+                f"order='instant' cuts its samples from an IndexedDataset, found a {type(self.dataset).__name__}"
+            )
         run = self.documents
         if run is not None and len(run) and (int(run[-1]) - int(run[0]) + 1 != len(run) or (np.diff(run) != 1).any()):
-            msg = f"order='instant' needs a split of consecutive documents, found {len(run)} others"
-            raise ArgumentError(msg)
+            raise ArgumentError(f"order='instant' needs a split of consecutive documents, found {len(run)} others")
         check_documents(run, self.run, num_sequences(self.dataset), where=self.where)
         if self.num_samples and not self.samples_per_epoch:
-            msg = f"{self.where}: must have tokens for one sample to give {self.num_samples}, found {self.num_tokens}"
-            raise PlanError(msg)
+            raise PlanError(
+                f"{self.where}: must have tokens for one sample to give {self.num_samples}, found {self.num_tokens}"
+            )
 
     @property
     def run(self) -> tuple[int, int]:
@@ -125,11 +124,10 @@ class InstantSamples:
         if isinstance(self.dataset, IndexedGroup):
             member, sequence = self.dataset.find(sequence)
             where = self.dataset.members[member].path_prefix
-        msg = (
+        raise FormatError(
             f"{get_idx_path(where)}: sequences must lie one after the other, found sequence {sequence} damaged: "
             f"{found}; `trackbed verify` says what else is wrong"
         )
-        raise FormatError(msg)
 
     @property
     def samples_per_epoch(self) -> int:
@@ -184,8 +182,7 @@ class InstantSamples:
         """
         size = self.samples_per_epoch
         if size == 0:
-            msg = f"{number_of(self.num_tokens, 'token')} must hold a sample of {self._length:,}"
-            raise PlanError(msg)
+            raise PlanError(f"{number_of(self.num_tokens, 'token')} must hold a sample of {self._length:,}")
         return InstantOrder(
             sizes=[size], weights=[1], seed=self.seed, num_samples=len(self), block=self.block, window=self.window
         )
@@ -228,13 +225,11 @@ class InstantSamples:
         """
         if isinstance(position, StoredSample):
             if not 0 <= position < self.samples_per_epoch:
-                msg = f"a stored sample must be in [0, {self.samples_per_epoch}), found {int(position)}"
-                raise IndexError(msg)
+                raise IndexError(f"a stored sample must be in [0, {self.samples_per_epoch}), found {int(position)}")
             return int(position)
         wanted = position + len(self) if position < 0 else position
         if not 0 <= wanted < len(self):
-            msg = f"a sample must be in [-{len(self)}, {len(self)}), found {position}"
-            raise IndexError(msg)
+            raise IndexError(f"a sample must be in [-{len(self)}, {len(self)}), found {position}")
         return int(self.order.locate([wanted])[1][0])
 
     @cached_property
@@ -264,7 +259,7 @@ class InstantSamples:
         """Returns dataset 0 and the number in the file of the sample at each position."""
         return self.prefetched.locate(positions) if len(positions) else (np.zeros(0, dtype=np.int32), positions)
 
-    def read(self, position: int, *, padding: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:  # noqa: ARG002  no sample is short
+    def read(self, position: int, *, padding: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Returns the tokens of the sample at a position, and the documents of its pieces."""
         start = self.stored(position) * self.sequence_length
         if self.repeats:

@@ -16,8 +16,6 @@ from trackbed.kernels import SmallDataset, small_indices
 from trackbed.tokens import IndexedDataset
 from trackbed.tokens.lengths import read_lengths
 
-__all__ = ["GPT_KIND", "build_small"]
-
 _MOST_TOGETHER: Final = 64
 """Datasets of a call. A thread seldom takes more at once: together they cost it about 20 ms."""
 _HIGHEST: Final = int(np.iinfo(np.int32).max)

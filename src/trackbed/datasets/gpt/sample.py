@@ -10,18 +10,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-__all__ = [
-    "causal_mask",
-    "cut_at_documents",
-    "document_borders",
-    "loss_mask",
-    "positions",
-    "positions_in_documents",
-    "shared_mask",
-    "shared_positions",
-    "tokens_and_labels",
-]
-
 Ids = npt.NDArray[np.int64]
 
 

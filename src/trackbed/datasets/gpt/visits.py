@@ -15,8 +15,6 @@ from trackbed.datasets.samples import SamplePieces
 from trackbed.files import MAPS
 from trackbed.tokens import IndexedDataset, IndexedGroup
 
-__all__ = ["ARRAYS", "VisitArrays", "VisitedSamples"]
-
 ARRAYS: Final = ("document_index", "sample_index", "shuffle_index")
 
 
@@ -136,8 +134,7 @@ def _find_row(visits: VisitArrays, position: int) -> tuple[int, list[int], list[
     shuffle, number = visits.shuffle, as_index(position)
     wanted = number + len(shuffle) if number < 0 else number
     if not 0 <= wanted < len(shuffle):
-        msg = f"a sample must be in [-{len(shuffle)}, {len(shuffle)}), found {number}"
-        raise IndexError(msg)
+        raise IndexError(f"a sample must be in [-{len(shuffle)}, {len(shuffle)}), found {number}")
     row = int(shuffle[wanted])
     if not 0 <= row < len(shuffle):
         _refuse(visits, ARRAYS[2], f"rows in [0, {len(shuffle)})", f"{row} at position {wanted}")

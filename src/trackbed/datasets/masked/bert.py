@@ -17,8 +17,6 @@ from trackbed.errors import ArgumentError
 from trackbed.index.splits import Split
 from trackbed.kernels import MaskingTable
 
-__all__ = ["BERTMaskedWordPieceDataset", "BERTMaskedWordPieceDatasetConfig"]
-
 _SPECIAL_TOKENS: Final = 3
 """One `cls` and two `sep`."""
 _ORDERS: Final = ("listed", "sorted")
@@ -44,13 +42,11 @@ class BERTMaskedWordPieceDatasetConfig(MaskedWordPieceDatasetConfig):
         """Checks the fields."""
         super().__post_init__()
         if self.classification_head is None:
-            msg = "classification_head must be given, found None"
-            raise ArgumentError(msg)
+            raise ArgumentError("classification_head must be given, found None")
         self.classification_head = bool(as_flag("classification_head", self.classification_head))
         if self.bert_vocabulary_order not in _ORDERS:
             choices = " or ".join(map(repr, _ORDERS))
-            msg = f"bert_vocabulary_order must be {choices}, found {self.bert_vocabulary_order!r}"
-            raise ArgumentError(msg)
+            raise ArgumentError(f"bert_vocabulary_order must be {choices}, found {self.bert_vocabulary_order!r}")
         self.check_length(special_tokens=_SPECIAL_TOKENS)
 
 
@@ -80,7 +76,7 @@ class BERTMaskedWordPieceDataset(MaskedWordPieceDataset):
     @staticmethod
     def _key_config_attributes() -> list[str]:
         """Returns the names of the configuration fields that belong to the dataset's identity."""
-        return [*MaskedWordPieceDataset._key_config_attributes(), "classification_head"]  # noqa: SLF001
+        return [*MaskedWordPieceDataset._key_config_attributes(), "classification_head"]
 
     def _shaping(self) -> dict[str, Any]:
         return {"bert_vocabulary_order": self.config.bert_vocabulary_order}

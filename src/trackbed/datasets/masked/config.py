@@ -13,8 +13,6 @@ from trackbed.datasets.config import BlendedMegatronDatasetConfig, storage_of
 from trackbed.errors import ArgumentError
 from trackbed.kernels.integers import is_integer
 
-__all__ = ["MaskedWordPieceDatasetConfig", "as_flag", "as_number"]
-
 logger = logging.getLogger(__name__)
 
 _HIGHEST_SEED: Final = 2**31 - 2
@@ -69,37 +67,36 @@ class MaskedWordPieceDatasetConfig(BlendedMegatronDatasetConfig):
         wanted = ("tokenizer", *_NUMBERS, "masking_max_ngram", *_FLAGS)
         missing = [name for name in wanted if getattr(self, name) is None]
         if missing:
-            msg = f"{', '.join(missing)} must be given, found None"
-            raise ArgumentError(msg)
+            raise ArgumentError(f"{', '.join(missing)} must be given, found None")
         if isinstance(self.tokenizer, (str, os.PathLike)):
-            msg = (
+            raise ArgumentError(
                 f"tokenizer must be a tokenizer, found the text {str(self.tokenizer)!r}: "
                 f"use trackbed.datasets.open_tokenizer({str(self.tokenizer)!r})"
             )
-            raise ArgumentError(msg)
         for name in _NUMBERS:
             setattr(self, name, as_number(name, getattr(self, name)))
         for name in _FLAGS:
             setattr(self, name, as_flag(name, getattr(self, name)))
         if not is_integer(self.masking_max_ngram) or not 1 <= self.masking_max_ngram <= _MOST_WORDS:  # type: ignore[operator]
-            msg = f"masking_max_ngram must be a whole number in [1, {_MOST_WORDS}], found {self.masking_max_ngram!r}"
-            raise ArgumentError(msg)
+            raise ArgumentError(
+                f"masking_max_ngram must be a whole number in [1, {_MOST_WORDS}], found {self.masking_max_ngram!r}"
+            )
         self.masking_max_ngram = index(self.masking_max_ngram)  # type: ignore[arg-type]  # checked; not NumPy's
         if not is_integer(self.random_seed) or self.random_seed > _HIGHEST_SEED:
-            msg = f"random_seed must be at most {_HIGHEST_SEED} for masked samples, found {self.random_seed}"
-            raise ArgumentError(msg)
+            raise ArgumentError(
+                f"random_seed must be at most {_HIGHEST_SEED} for masked samples, found {self.random_seed}"
+            )
         if not 0 < self.masking_probability < 1:  # type: ignore[operator]  # checked above
-            msg = f"masking_probability must be above 0 and below 1, found {self.masking_probability}"
-            raise ArgumentError(msg)
+            raise ArgumentError(f"masking_probability must be above 0 and below 1, found {self.masking_probability}")
         if not 0 <= self.short_sequence_probability <= 1:  # type: ignore[operator]
-            msg = f"short_sequence_probability must be in [0, 1], found {self.short_sequence_probability}"
-            raise ArgumentError(msg)
+            raise ArgumentError(
+                f"short_sequence_probability must be in [0, 1], found {self.short_sequence_probability}"
+            )
         if self.masking_use_geometric_distribution and self.masking_do_permutation:
-            msg = (
+            raise ArgumentError(
                 "masking_do_permutation must be False with masking_use_geometric_distribution, found both True: "
                 "choose one of them"
             )
-            raise ArgumentError(msg)
         if self.masking_use_geometric_distribution and self.masking_use_longer_ngrams:
             logger.warning("masking_use_longer_ngrams has no effect with masking_use_geometric_distribution")
 
@@ -115,8 +112,7 @@ class MaskedWordPieceDatasetConfig(BlendedMegatronDatasetConfig):
         least = special_tokens + (2 if self.short_sequence_probability else 1)
         if self.sequence_length < least:
             reason = f"with short_sequence_probability {self.short_sequence_probability}"
-            msg = f"sequence_length must be at least {least} {reason}, found {self.sequence_length}"
-            raise ArgumentError(msg)
+            raise ArgumentError(f"sequence_length must be at least {least} {reason}, found {self.sequence_length}")
 
 
 def as_flag(name: str, value: Any) -> bool | int:
@@ -129,8 +125,7 @@ def as_flag(name: str, value: Any) -> bool | int:
         return bool(value)
     if is_integer(value) and value in (0, 1):
         return index(value)
-    msg = f"{name} must be True or False, found {value!r}"
-    raise ArgumentError(msg)
+    raise ArgumentError(f"{name} must be True or False, found {value!r}")
 
 
 def as_number(name: str, value: Any) -> float | int:
@@ -141,5 +136,4 @@ def as_number(name: str, value: Any) -> float | int:
     """
     if isinstance(value, Real) and not isinstance(value, bool):
         return index(value) if is_integer(value) else float(value)  # type: ignore[arg-type]
-    msg = f"{name} must be a number, found {value!r}"
-    raise ArgumentError(msg)
+    raise ArgumentError(f"{name} must be a number, found {value!r}")

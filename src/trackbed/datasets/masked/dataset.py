@@ -31,8 +31,6 @@ from trackbed.errors import ArgumentError, CacheError, FormatError
 from trackbed.index.splits import Split
 from trackbed.kernels import MaskingTable, Sentences
 
-__all__ = ["MaskedWordPieceDataset"]
-
 _KIND: Final = Kind()
 _SEEDS: Final = 1 << 32
 _MASKING_HOOKS: Final = ("_create_masked_lm_predictions", "_get_token_mask")
@@ -95,15 +93,14 @@ class MaskedWordPieceDataset(CachedDataset):
             FormatError: the pair is damaged, or its tokens are not integers.
         """
         if dataset_path is None:
-            msg = "a masked dataset must have a blend, found none: give blend or blend_per_split"
-            raise ArgumentError(msg)
+            raise ArgumentError("a masked dataset must have a blend, found none: give blend or blend_per_split")
         return open_group(dataset_path, config) or open_pair(dataset_path, config)
 
     @staticmethod
     def _key_config_attributes() -> list[str]:
         """Returns the names of the configuration fields that belong to the dataset's identity."""
         return [
-            *CachedDataset._key_config_attributes(),  # noqa: SLF001  of the base class
+            *CachedDataset._key_config_attributes(),
             "masking_probability",
             "short_sequence_probability",
             "masking_max_ngram",
@@ -163,8 +160,9 @@ class MaskedWordPieceDataset(CachedDataset):
 
     def _ingredients(self) -> MaskedIndices:
         if self._indices is None:
-            msg = f"{type(self).__name__} must call _build_sample_index in its constructor, found that it does not"
-            raise ArgumentError(msg)
+            raise ArgumentError(
+                f"{type(self).__name__} must call _build_sample_index in its constructor, found that it does not"
+            )
         return self._indices
 
     def _index_decisions(self) -> dict[str, Any]:
@@ -293,8 +291,7 @@ class MaskedWordPieceDataset(CachedDataset):
         """
         rows = np.asarray(self._opened)
         if not -len(rows) <= idx < len(rows):
-            msg = f"a sample must be in [-{len(rows)}, {len(rows)}), found {idx}"
-            raise IndexError(msg)
+            raise IndexError(f"a sample must be in [-{len(rows)}, {len(rows)}), found {idx}")
         if rows.dtype.kind not in "iu":
             wanted = "whole numbers"
             raise self._damage(wanted, str(rows.dtype))
@@ -351,11 +348,10 @@ class MaskedWordPieceDataset(CachedDataset):
             kind = pieces.kind_of(token)
             if kind == UNKNOWN and not is_special:
                 size = len(pieces.kinds)
-                msg = (
+                raise FormatError(
                     f"{self._where}: tokens must be in the tokenizer's vocabulary, found the id {token} where ids are "
                     f"below {size}; was the file written with another tokenizer?"
                 )
-                raise FormatError(msg)
             continues = kind == CONTINUES and not is_special
             starts.append(0 if continues else 1)
             if is_special:

@@ -18,8 +18,6 @@ from trackbed.index import ranges
 from trackbed.kernels import build_mapping
 from trackbed.tokens.length_checksum import checksum_lengths
 
-__all__ = ["ARRAYS", "MaskedIndices"]
-
 ARRAYS: Final = ("sample_index",)
 _ENTRY_COST: Final = 4e5
 _SENTENCE_COST: Final = 3.0
@@ -93,7 +91,7 @@ class MaskedIndices:
         dtype = np.dtype(np.uint64 if is_wide else np.uint32)
         return {"sample_index": ArraySpec(dtype, (-1, 3), least_rows=self.num_samples or 0)}
 
-    def build(self, allocate: Allocate) -> Arrays:  # noqa: ARG002  the kernel allocates, as it counts the rows
+    def build(self, allocate: Allocate) -> Arrays:
         """The array.
 
         Raises:
@@ -113,8 +111,7 @@ class MaskedIndices:
         except (ArgumentError, PlanError) as error:
             count = 0 if self.documents is None else len(self.documents)
             advice = "; was the file written with --split-sentences?" if count and isinstance(error, PlanError) else ""
-            msg = f"{self.where}: {error}{advice}"
-            raise type(error)(msg) from error
+            raise type(error)(f"{self.where}: {error}{advice}") from error
         return {"sample_index": rows}
 
     def cost(self) -> float:

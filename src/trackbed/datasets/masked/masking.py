@@ -11,8 +11,6 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Masked", "MaskingRules", "mask_words"]
-
 _GEOMETRIC_P: Final = 0.2
 """Parameter of SpanBERT's geometric distribution."""
 

@@ -22,8 +22,6 @@ from trackbed.index.splits import Split
 from trackbed.kernels import MaskingTable
 from trackbed.kernels.integers import is_integer
 
-__all__ = ["T5MaskedWordPieceDataset", "T5MaskedWordPieceDatasetConfig"]
-
 _SPECIAL_TOKENS: Final = 2
 """One `bos` and one `eos`."""
 _NO_LABEL: Final = -1
@@ -50,8 +48,7 @@ class T5MaskedWordPieceDatasetConfig(MaskedWordPieceDatasetConfig):
         self.sequence_length_encoder = self.sequence_length
         decoder: Any = self.sequence_length_decoder
         if not is_integer(decoder) or not 1 <= decoder <= _MOST_TOKENS:
-            msg = f"sequence_length_decoder must be a whole number of at least 1, found {decoder!r}"
-            raise ArgumentError(msg)
+            raise ArgumentError(f"sequence_length_decoder must be a whole number of at least 1, found {decoder!r}")
         decoder = self.sequence_length_decoder = index(decoder)  # not NumPy's
         self.check_length(special_tokens=_SPECIAL_TOKENS)
         sentinels = len(sentinels_of(self.tokenizer))
@@ -87,11 +84,10 @@ def sentinels_of(tokenizer: Any) -> list[int]:
         found = []
     if not found:
         name = type(tokenizer).__name__
-        msg = (
+        raise ArgumentError(
             f"the tokenizer must have additional_special_tokens_ids for T5, found a {name} without: add <extra_id_0>, "
             "<extra_id_1> and so on to its vocabulary, one for each span of a sample"
         )
-        raise ArgumentError(msg)
     return found
 
 
@@ -120,7 +116,7 @@ class T5MaskedWordPieceDataset(MaskedWordPieceDataset):
     @staticmethod
     def _key_config_attributes() -> list[str]:
         """Returns the names of the configuration fields that belong to the dataset's identity."""
-        return [*MaskedWordPieceDataset._key_config_attributes(), "sequence_length_decoder"]  # noqa: SLF001
+        return [*MaskedWordPieceDataset._key_config_attributes(), "sequence_length_decoder"]
 
     def _agreed_besides(self) -> dict[str, Any]:
         special = [self._bos, self._eos, *sentinels_of(self.config.tokenizer)]
@@ -154,11 +150,10 @@ class T5MaskedWordPieceDataset(MaskedWordPieceDataset):
         tokens, _, _, _, spans = self._create_masked_lm_predictions(text[:target], target, random)
         sentinels = sentinels_of(self.config.tokenizer)
         if len(spans) > len(sentinels):
-            msg = (
+            raise ArgumentError(
                 f"{self._where}: additional_special_tokens_ids of the tokenizer must have {len(spans)} ids for sample "
                 f"{idx}, found {len(sentinels)}; {self.config.most_spans} are enough for all"
             )
-            raise ArgumentError(msg)
         encoder: list[int] = []
         predicted: list[int] = []
         done = 0
@@ -207,11 +202,10 @@ class T5MaskedWordPieceDataset(MaskedWordPieceDataset):
             ("sequence_length_decoder", used, length),
         ):
             if size > most:
-                msg = (
+                raise ArgumentError(
                     f"{self._where}: {name} must be at least {size} for sample {idx}, found {most}; "
                     f"{1 + 2 * config.most_spans} is enough for all"
                 )
-                raise ArgumentError(msg)
         text_enc = np.full(config.sequence_length, pad, dtype=np.int64)
         text_enc[: len(encoder)] = encoder
         text_dec, labels = np.full(length, pad, dtype=np.int64), np.full(length, _NO_LABEL, dtype=np.int64)
@@ -230,6 +224,6 @@ class T5MaskedWordPieceDataset(MaskedWordPieceDataset):
             "dec_mask": dec_mask,
         }
 
-    def _get_token_mask(self, numpy_random_state: np.random.RandomState) -> int | None:  # noqa: ARG002  Megatron Core's signature
+    def _get_token_mask(self, numpy_random_state: np.random.RandomState) -> int | None:
         """Returns `mask`. Subclasses may override it."""
         return self._pieces.mask

@@ -12,8 +12,6 @@ from packaging.version import Version
 
 from trackbed.errors import ArgumentError
 
-__all__ = ["b1ss_attention_mask", "config_attention_mask"]
-
 _FIRST_FUSED: Final = Version("1.7.0")
 """First version with flash and fused attention over padding."""
 _FIRST_UNIFORM: Final = Version("1.10.0")
@@ -27,7 +25,7 @@ def config_attention_mask(
     decoder_tokens: torch.Tensor,
     encoder_mask: torch.Tensor,
     decoder_mask: torch.Tensor,
-    use_local: bool = False,  # noqa: FBT001, FBT002  Megatron Core's signature
+    use_local: bool = False,
     test_te_version: str | None = None,
 ) -> Masks:
     """Returns the attention masks of encoder, decoder and cross-attention, True where attention is masked.
@@ -60,11 +58,10 @@ def config_attention_mask(
     is_unfused = all(os.environ.get(name) != "1" for name in ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN"))
     if found < _FIRST_FUSED and not is_unfused:
         # Megatron Core's text, which its tests compare.
-        msg = (
+        raise ArgumentError(
             "Flash and fused attention is not supported with transformer engine version < 1.7. "
             "Set NVTE_FLASH_ATTN=0 and NVTE_FUSED_ATTN=0or upgrade transformer engine >= 1.7"
         )
-        raise ArgumentError(msg)
     if found < _FIRST_UNIFORM and is_unfused:
         encoder, cross = encoder_tokens, decoder_tokens
         return b1ss_attention_mask(encoder, encoder), None, b1ss_attention_mask(cross, encoder)
@@ -75,7 +72,7 @@ def config_attention_mask(
 def b1ss_attention_mask(
     source_block: torch.Tensor,
     target_block: torch.Tensor,
-    make_history_mask: bool = False,  # noqa: FBT001, FBT002  Megatron Core's signature
+    make_history_mask: bool = False,
 ) -> torch.Tensor:
     """Returns `[B, 1, Q, K]` True where attention is masked: to and from padding and, if causal, to later tokens.
 
@@ -94,5 +91,6 @@ def _version_of_engine() -> Version:
             return Version(version(name))
         except PackageNotFoundError:
             continue
-    msg = "test_te_version must be given where Transformer Engine is not installed, found None; or give use_local=True"
-    raise ArgumentError(msg)
+    raise ArgumentError(
+        "test_te_version must be given where Transformer Engine is not installed, found None; or give use_local=True"
+    )

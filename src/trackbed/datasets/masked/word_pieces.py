@@ -15,8 +15,6 @@ import numpy.typing as npt
 from trackbed.datasets.start import shared
 from trackbed.errors import ArgumentError
 
-__all__ = ["CONTINUES", "STARTS", "UNKNOWN", "WordPieces", "digest_of", "special_ids", "word_pieces_of"]
-
 STARTS: Final = 0
 CONTINUES: Final = 1
 UNKNOWN: Final = 2
@@ -73,11 +71,10 @@ def special_ids(tokenizer: Any, *names: str) -> list[int]:
     if missing:
         wanted, kind = " and ".join(missing), type(tokenizer).__name__
         tokens = " and ".join(f"[{name.upper()}]" for name in missing)
-        msg = (
+        raise ArgumentError(
             f"the tokenizer must have {wanted} for masked samples, found a {kind} without: add {tokens} to its "
             "vocabulary, or tokens with these roles"
         )
-        raise ArgumentError(msg)
     return [token for token in found if token is not None]
 
 
@@ -95,14 +92,14 @@ def _read(tokenizer: Any) -> WordPieces:
         vocabulary: Mapping[int, str] = tokenizer.inv_vocab
     except (AttributeError, NotImplementedError):
         name = type(tokenizer).__name__
-        msg = f"the tokenizer must have inv_vocab, its texts by id, for masked samples, found a {name} without"
-        raise ArgumentError(msg) from None
+        raise ArgumentError(
+            f"the tokenizer must have inv_vocab, its texts by id, for masked samples, found a {name} without"
+        ) from None
     listed = [int(token) for token in vocabulary]
     lowest, highest = min(listed, default=0), max(listed, default=0)
     if not listed or lowest < 0 or highest >= _MOST_IDS:
         found = f"{lowest} to {highest}" if listed else "none"
-        msg = f"inv_vocab of the tokenizer must have ids in [0, 2**28), found {found}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"inv_vocab of the tokenizer must have ids in [0, 2**28), found {found}")
     kinds = np.full(highest + 1, UNKNOWN, dtype=np.uint8)
     kinds[listed] = [CONTINUES if text.startswith(_PREFIX) else STARTS for text in vocabulary.values()]
     return WordPieces(cls, sep, mask, listed, kinds)

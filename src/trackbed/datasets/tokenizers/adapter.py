@@ -10,8 +10,6 @@ from typing import Any, Final
 from trackbed.datasets.tokenizers.base import MegatronTokenizer
 from trackbed.errors import ArgumentError
 
-__all__ = ["Adapter", "MegatronIdentity", "OpenedAs"]
-
 _REBUILT: Final = ("vocab", "inv_vocab")  # built on first use, and left out of copies for other processes
 
 
@@ -132,5 +130,4 @@ class Adapter(MegatronTokenizer):
     def _check_own(self, ids: list[int], own: list[int], text: str) -> None:
         """Checks that ids are those of a text, whose offsets are asked for."""
         if list(ids) != own:
-            msg = f"{type(self).__name__}: offsets needs the ids of the text {text[:40]!r}, found others"
-            raise ArgumentError(msg)
+            raise ArgumentError(f"{type(self).__name__}: offsets needs the ids of the text {text[:40]!r}, found others")

@@ -8,8 +8,6 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["MegatronTokenizer"]
-
 
 class MegatronTokenizer(ABC):
     """Base of tokenizers, with the identifiers that enter the names of cached indices.
@@ -48,11 +46,11 @@ class MegatronTokenizer(ABC):
     def vocab_size(self) -> int:
         """Exclusive upper bound of the ids."""
 
-    def detokenize(self, ids: npt.NDArray[np.integer[Any]]) -> str:  # noqa: ARG002  the signature is the contract
+    def detokenize(self, ids: npt.NDArray[np.integer[Any]]) -> str:
         """Returns the text of `[T]` token ids. Optional."""
         self._lacks("detokenize")
 
-    def offsets(self, ids: list[int], text: str) -> list[int]:  # noqa: ARG002  the signature is the contract
+    def offsets(self, ids: list[int], text: str) -> list[int]:
         """Returns the character of the text at which each of the ids begins. Optional."""
         self._lacks("offsets")
 
@@ -97,5 +95,4 @@ class MegatronTokenizer(ABC):
         self._lacks("additional_special_tokens_ids")
 
     def _lacks(self, name: str) -> NoReturn:
-        msg = f"{type(self).__name__} has no {name!r}"
-        raise NotImplementedError(msg)
+        raise NotImplementedError(f"{type(self).__name__} has no {name!r}")

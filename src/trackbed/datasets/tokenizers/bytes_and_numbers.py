@@ -11,8 +11,6 @@ import numpy.typing as npt
 from trackbed.datasets.tokenizers.adapter import Adapter, MegatronIdentity
 from trackbed.errors import ArgumentError
 
-__all__ = ["ByteTokenizer", "NullTokenizer", "char_offsets"]
-
 _EOD_TEXT: Final = "<eod>"
 _LARGEST_ID: Final = 2**31 - 1  # tokens are at most int32
 
@@ -89,8 +87,7 @@ class NullTokenizer(Adapter):
 
     def __init__(self, vocab_size: int, *, megatron_identity: MegatronIdentity | None = None) -> None:
         if not 1 <= vocab_size <= _LARGEST_ID:
-            msg = f"vocab_size must be in [1, {_LARGEST_ID}], found {vocab_size}"
-            raise ArgumentError(msg)
+            raise ArgumentError(f"vocab_size must be in [1, {_LARGEST_ID}], found {vocab_size}")
         super().__init__(megatron_identity=megatron_identity, vocab_size=vocab_size)
         self._ids = int(vocab_size)
 
@@ -107,12 +104,12 @@ class NullTokenizer(Adapter):
         try:
             ids = np.array([int(word) for word in text.split()], dtype=np.int64)
         except (ValueError, OverflowError) as error:
-            msg = f"a text must be decimal numbers in [0, {self._ids}], found {text[:40]!r}: {error}"
-            raise ArgumentError(msg) from None
+            raise ArgumentError(
+                f"a text must be decimal numbers in [0, {self._ids}], found {text[:40]!r}: {error}"
+            ) from None
         outside = ids[(ids < 0) | (ids > self._ids)]
         if len(outside):
-            msg = f"a text must be decimal numbers in [0, {self._ids}], found {outside[0]}"
-            raise ArgumentError(msg)
+            raise ArgumentError(f"a text must be decimal numbers in [0, {self._ids}], found {outside[0]}")
         return ids
 
     def tokenize_batch(self, texts: Sequence[str]) -> list[npt.NDArray[np.int64]]:

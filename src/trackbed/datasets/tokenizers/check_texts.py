@@ -4,8 +4,6 @@ import random
 from collections.abc import Iterator
 from typing import Any, Final
 
-__all__ = ["check_texts"]
-
 _TEXTS: Final = 300
 _PARTS: Final = 40
 _WORDS: Final = (  # words, between spaces

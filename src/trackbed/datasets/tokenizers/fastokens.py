@@ -19,8 +19,6 @@ from trackbed.datasets.tokenizers.check_texts import check_texts
 from trackbed.datasets.tokenizers.huggingface import HuggingFaceTokenizer
 from trackbed.datasets.tokenizers.rust_libraries import one_core, panics_as_errors
 
-__all__ = ["FastTokenizer", "UnsuitableError"]
-
 
 class UnsuitableError(Exception):
     """fastokens cannot replace `tokenizers` for a file; the message says why."""
@@ -76,19 +74,18 @@ class FastTokenizer(HuggingFaceTokenizer):
                 texts = list(check_texts(self._tokenizer))
                 wanted = HuggingFaceTokenizer.tokenize_batch(self, texts)
         except Exception as error:
-            msg = f"tokenizers fails at one of the texts that the two are compared with: {error}"
-            raise UnsuitableError(msg) from error
+            raise UnsuitableError(
+                f"tokenizers fails at one of the texts that the two are compared with: {error}"
+            ) from error
         try:
             with panics_as_errors():
                 found = self.tokenize_batch(texts)
         except Exception as error:  # a Rust library may raise any exception
-            msg = f"fastokens cannot tokenise with it: {error}"
-            raise UnsuitableError(msg) from error
+            raise UnsuitableError(f"fastokens cannot tokenise with it: {error}") from error
         for text, have, want in zip(texts, found, wanted, strict=True):
             if have != want:
                 at = next((n for n, pair in enumerate(zip(have, want, strict=False)) if len(set(pair)) > 1), len(want))
-                msg = f"fastokens finds other ids than tokenizers: in {text[:40]!r}... at token {at}"
-                raise UnsuitableError(msg)
+                raise UnsuitableError(f"fastokens finds other ids than tokenizers: in {text[:40]!r}... at token {at}")
 
 
 def _load(json: str) -> Any:
@@ -96,11 +93,9 @@ def _load(json: str) -> Any:
         version = importlib.metadata.version("fastokens")
         from fastokens import Tokenizer
     except ImportError as error:
-        msg = "fastokens is not installed (pip install '.[text]' in Trackbed's clone)"
-        raise UnsuitableError(msg) from error
+        raise UnsuitableError("fastokens is not installed (pip install '.[text]' in Trackbed's clone)") from error
     try:
         with panics_as_errors():
             return Tokenizer.from_json_str(json)
     except Exception as error:
-        msg = f"fastokens {version} cannot read it: {error}"
-        raise UnsuitableError(msg) from error
+        raise UnsuitableError(f"fastokens {version} cannot read it: {error}") from error

@@ -25,8 +25,6 @@ from trackbed.datasets.tokenizers.special_tokens import (
 )
 from trackbed.errors import ArgumentError
 
-__all__ = ["HuggingFaceTokenizer", "LibraryTokenizer", "SpecialTokens"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpecialTokens:
@@ -146,8 +144,7 @@ class LibraryTokenizer(Adapter):
             special = special_ids(self._tokenizer)
             self._eod = end_of_document(special.get, self._special.roles)
             if self._eod is None:
-                msg = f"{self._path}: {no_end_of_document(special, self._tokenizer.token_to_id)}"
-                raise ArgumentError(msg)
+                raise ArgumentError(f"{self._path}: {no_end_of_document(special, self._tokenizer.token_to_id)}")
         return self._eod
 
     @property
@@ -162,8 +159,7 @@ class LibraryTokenizer(Adapter):
         found = self._tokenizer.token_to_id(token)
         if found is None:
             listed = ", ".join(map(repr, special_ids(self._tokenizer))) or "none"
-            msg = f"{self._path}: the tokenizer must have one of {token!r}; its special tokens: {listed}"
-            raise ArgumentError(msg)
+            raise ArgumentError(f"{self._path}: the tokenizer must have one of {token!r}; its special tokens: {listed}")
         return int(found)
 
 
@@ -227,8 +223,9 @@ def _load(path: Path) -> tuple[tokenizers.Tokenizer, SpecialTokens]:
             library = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:
         other = describe_other(path)
-        msg = f"{path}: must be a file of Hugging Face tokenizers: {error if other is None else f'found {other}'}"
-        raise ArgumentError(msg) from error
+        raise ArgumentError(
+            f"{path}: must be a file of Hugging Face tokenizers: {error if other is None else f'found {other}'}"
+        ) from error
     special = special_ids(library)
     roles = usual_roles(special.get)
     return library, SpecialTokens(roles=roles, additional=additional_ids(special, taken=roles.values()))

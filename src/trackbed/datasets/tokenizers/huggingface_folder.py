@@ -21,15 +21,6 @@ from trackbed.datasets.tokenizers.sampling import switch_off_sampling, without_s
 from trackbed.datasets.tokenizers.special_tokens import ROLES
 from trackbed.errors import ArgumentError
 
-__all__ = [
-    "FolderTokenizer",
-    "OnlyTransformersError",
-    "read_folder",
-    "read_with_transformers",
-    "stated_additional",
-    "stated_roles",
-]
-
 _LIBRARY_FILE: Final = "tokenizer.json"
 _CONFIG_FILE: Final = "tokenizer_config.json"
 _OLDER_FILES: Final = ("config.json", "special_tokens_map.json", "added_tokens.json")  # transformers reads these too
@@ -70,16 +61,18 @@ def read_folder(path: Path) -> FolderTokenizer:
     """
     for entry in path.iterdir():
         if not (entry.is_file() or entry.is_dir() or not entry.exists()):
-            msg = f"{entry}: a folder of a tokenizer must have regular files, found a pipe, a socket or a device"
-            raise ArgumentError(msg)
+            raise ArgumentError(
+                f"{entry}: a folder of a tokenizer must have regular files, found a pipe, a socket or a device"
+            )
     plain = _read_plain(path)
     if plain is not None:
         return plain
     found = read_with_transformers(path)
     library = _library_of(found)
     if library is None:
-        msg = f"{path}: must be a tokenizer that the library tokenizers runs, found one that only transformers does"
-        raise OnlyTransformersError(msg)
+        raise OnlyTransformersError(
+            f"{path}: must be a tokenizer that the library tokenizers runs, found one that only transformers does"
+        )
     return FolderTokenizer(library=library, roles=stated_roles(found), additional=stated_additional(found))
 
 
@@ -101,8 +94,9 @@ def read_with_transformers(path: Path) -> Any:
         # The cause may be any of the files, each with exceptions of another library.
         other = describe_folder(path)
         reason = " ".join(str(error).split()) if other is None else f"found {other}"
-        msg = f"{path}: must be a folder with a tokenizer that transformers can read: {reason}"
-        raise ArgumentError(msg) from error
+        raise ArgumentError(
+            f"{path}: must be a folder with a tokenizer that transformers can read: {reason}"
+        ) from error
     if found.is_fast:
         switch_off_sampling(found.backend_tokenizer, where=path)
     return found

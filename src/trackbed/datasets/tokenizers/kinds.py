@@ -15,8 +15,6 @@ from trackbed.datasets.tokenizers.transformers import TransformersTokenizer
 from trackbed.datasets.tokenizers.wordpiece import WordPieceTokenizer
 from trackbed.errors import ArgumentError
 
-__all__ = ["BYTES", "AnyTokenizer", "is_path", "is_wordpiece", "open_tokenizer"]
-
 BYTES: Final = "bytes"
 """Name of the tokenizer whose ids are the UTF-8 bytes of a text."""
 
@@ -101,8 +99,9 @@ def _open(
 ) -> AnyTokenizer:
     """Opens the tokenizer of the kind that its name states."""
     if lower_case and not is_wordpiece(name):
-        msg = f"{name}: must be a WordPiece vocabulary ({_WORDPIECE}) with lower_case, found another kind of tokenizer"
-        raise ArgumentError(msg)
+        raise ArgumentError(
+            f"{name}: must be a WordPiece vocabulary ({_WORDPIECE}) with lower_case, found another kind of tokenizer"
+        )
     if name == BYTES or name.startswith(_NULL):
         _refuse_tokens(name, eod_token, pad_token, special_tokens=special_tokens)
         if name == BYTES:
@@ -111,8 +110,9 @@ def _open(
     named: dict[str, Any] = {"eod_token": eod_token, "pad_token": pad_token, "megatron_identity": megatron_identity}
     if name.endswith(_SENTENCEPIECE) and not Path(name).is_dir():
         if special_tokens:
-            msg = f"{name}: a SentencePiece model must be used without special_tokens, as it recognises none in a text"
-            raise ArgumentError(msg)
+            raise ArgumentError(
+                f"{name}: a SentencePiece model must be used without special_tokens, as it recognises none in a text"
+            )
         return SentencePieceTokenizer(name, **named)
     named["special_tokens"] = special_tokens
     if name.startswith(_TIKTOKEN):
@@ -129,16 +129,16 @@ def _checked(name: object) -> str:
     """Returns a name as text, if it can be one."""
     found = os.fspath(name) if isinstance(name, os.PathLike) else name
     if not isinstance(found, str) or not found or "\0" in found:
-        msg = f"the name of a tokenizer must be a path, or text such as 'bytes', found {name!r}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"the name of a tokenizer must be a path, or text such as 'bytes', found {name!r}")
     try:
         if is_path(found):
             Path(found).stat()
     except FileNotFoundError:
         pass  # each kind says what it looked for
     except OSError as error:
-        msg = f"{found[:200]}: must be a file or folder that can be looked up, found: {error.strerror}"
-        raise ArgumentError(msg) from error
+        raise ArgumentError(
+            f"{found[:200]}: must be a file or folder that can be looked up, found: {error.strerror}"
+        ) from error
     return found
 
 
@@ -148,14 +148,14 @@ def _refuse_tokens(name: str, eod_token: str | None, pad_token: str | None, *, s
     given += [f"pad_token {pad_token!r}"] if pad_token is not None else []
     given += ["special_tokens"] if special_tokens else []
     if given:
-        msg = f"the tokenizer {name!r} must be used without options, as it has no such tokens, found {given[0]}"
-        raise ArgumentError(msg)
+        raise ArgumentError(
+            f"the tokenizer {name!r} must be used without options, as it has no such tokens, found {given[0]}"
+        )
 
 
 def _vocab_size(name: str) -> int:
     """Returns N of `null:N`."""
     digits = name.removeprefix(_NULL)
     if not re.fullmatch(r"[0-9]{1,10}", digits):
-        msg = f"the tokenizer {_NULL}N must have a decimal number N of ids, found {digits[:40]!r}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"the tokenizer {_NULL}N must have a decimal number N of ids, found {digits[:40]!r}")
     return int(digits)

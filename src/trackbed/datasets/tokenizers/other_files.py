@@ -7,8 +7,6 @@ import re
 from pathlib import Path
 from typing import Any, Final
 
-__all__ = ["describe_folder", "describe_other", "missing_tokenizer"]
-
 _SCHEMES: Final = ("https:", "http:", "hf:")
 _FILE_SUFFIXES: Final = (".json", ".model", ".txt")
 _HUB_NAME: Final = re.compile(r"[\w.-]+/[\w.-]+")

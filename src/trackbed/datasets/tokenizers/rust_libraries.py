@@ -9,8 +9,6 @@ import os
 from collections.abc import Iterator
 from typing import Final
 
-__all__ = ["is_panic", "one_core", "panics_as_errors"]
-
 
 def is_panic(error: BaseException) -> bool:
     """True for a panic of a library in Rust; False for Ctrl-C, the end of the process, and every `Exception`."""
@@ -25,8 +23,7 @@ def panics_as_errors() -> Iterator[None]:
     except BaseException as error:
         if not is_panic(error):
             raise
-        msg = f"a panic of the library: {error}"
-        raise RuntimeError(msg) from None
+        raise RuntimeError(f"a panic of the library: {error}") from None
 
 
 _SETTINGS: Final = {

@@ -13,8 +13,6 @@ import tokenizers
 from trackbed.datasets.tokenizers.rust_libraries import panics_as_errors
 from trackbed.errors import ArgumentError
 
-__all__ = ["check_repeatable", "switch_off_sampling", "without_sampling"]
-
 logger = logging.getLogger(__name__)
 
 _LIBRARY_SETTINGS: Final = ("dropout", "alpha", "nbest_size")  # BPE, and the two of Unigram
@@ -80,11 +78,10 @@ def check_repeatable(encode: Callable[[list[str]], Any], texts: Sequence[str] = 
         logger.debug("%s: not checked for sampling: %s", where, error)
         return
     if first != second:
-        msg = (
+        raise ArgumentError(
             f"{where}: the same text must have the same tokens each time, found different ones: switch off the "
             "sampling of the tokenizer"
         )
-        raise ArgumentError(msg)
 
 
 def _plain(found: Any) -> Any:

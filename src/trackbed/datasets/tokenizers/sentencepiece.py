@@ -15,8 +15,6 @@ from trackbed.datasets.tokenizers.other_files import describe_other, missing_tok
 from trackbed.datasets.tokenizers.special_tokens import end_of_document, no_end_of_document, usual_roles
 from trackbed.errors import ArgumentError
 
-__all__ = ["SentencePieceTokenizer", "user_defined_ids"]
-
 
 class SentencePieceTokenizer(Adapter):
     """Tokenizer from a model file of SentencePiece (`.model`).
@@ -77,8 +75,7 @@ class SentencePieceTokenizer(Adapter):
     def _check_range(self, ids: list[int]) -> None:
         wrong = next((index for index in ids if not 0 <= index < self.vocab_size), None)
         if wrong is not None:
-            msg = f"{self._path}: ids must be in [0, {self.vocab_size}), found {wrong}"
-            raise ArgumentError(msg)
+            raise ArgumentError(f"{self._path}: ids must be in [0, {self.vocab_size}), found {wrong}")
 
     def offsets(self, ids: list[int], text: str) -> list[int]:
         """Returns the character of the text at which each of the ids begins.
@@ -126,8 +123,7 @@ class SentencePieceTokenizer(Adapter):
             self._eod = end if end >= 0 else end_of_document(self._symbol, usual_roles(self._symbol))
             if self._eod is None:
                 symbols = filter(lambda piece: self._symbol(piece) is not None, self.vocab)
-                msg = f"{self._path}: {no_end_of_document(symbols, self._index)}"
-                raise ArgumentError(msg)
+                raise ArgumentError(f"{self._path}: {no_end_of_document(symbols, self._index)}")
         return self._eod
 
     @cached_property
@@ -156,8 +152,7 @@ class SentencePieceTokenizer(Adapter):
     def _find(self, piece: str) -> int:
         index = self._index(piece)
         if index is None:
-            msg = f"{self._path}: the model must have one of the pieces {piece!r}, found none"
-            raise ArgumentError(msg)
+            raise ArgumentError(f"{self._path}: the model must have one of the pieces {piece!r}, found none")
         return index
 
 
@@ -167,14 +162,14 @@ def _load(path: Path) -> Any:
         raise ArgumentError(missing_tokenizer(path))
     raw = path.read_bytes()
     if not raw:
-        msg = f"{path}: must be a model of SentencePiece, found an empty file"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"{path}: must be a model of SentencePiece, found an empty file")
     try:
         return library.SentencePieceProcessor(model_proto=raw)
     except RuntimeError as error:
         other = describe_other(path)
-        msg = f"{path}: must be a model of SentencePiece: {error if other is None else f'found {other}'}"
-        raise ArgumentError(msg) from error
+        raise ArgumentError(
+            f"{path}: must be a model of SentencePiece: {error if other is None else f'found {other}'}"
+        ) from error
 
 
 _PIECE: Final = 1

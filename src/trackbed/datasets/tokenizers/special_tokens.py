@@ -7,16 +7,6 @@ decide. A usual name counts only for a special token: `</s>` is also the end of 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
-__all__ = [
-    "END_OF_DOCUMENT_TOKENS",
-    "ROLES",
-    "additional_ids",
-    "end_of_document",
-    "first_id",
-    "no_end_of_document",
-    "usual_roles",
-]
-
 _BEFORE_STATED: Final = ("<|endoftext|>", "<|end_of_text|>", "<eod>")  # the stated end of a text may be that of a turn
 _AFTER_STATED: Final = ("[EOS]", "<eos>", "</s>")
 

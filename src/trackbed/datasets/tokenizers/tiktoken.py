@@ -16,8 +16,6 @@ from trackbed.datasets.tokenizers.rust_libraries import panics_as_errors
 from trackbed.datasets.tokenizers.special_tokens import additional_ids, end_of_document, no_end_of_document, usual_roles
 from trackbed.errors import ArgumentError
 
-__all__ = ["TiktokenTokenizer"]
-
 
 class TiktokenTokenizer(Adapter):
     """Tokenizer from an encoding of tiktoken, such as `cl100k_base`, or of one of its plugins.
@@ -79,7 +77,7 @@ class TiktokenTokenizer(Adapter):
         """Returns the text of token ids; invalid UTF-8 becomes the replacement character."""
         return str(self._encoding.decode(np.asarray(ids).tolist()))
 
-    def offsets(self, ids: list[int], text: str) -> list[int]:  # noqa: ARG002  the ids decode to the text
+    def offsets(self, ids: list[int], text: str) -> list[int]:
         """Returns the character of the text at which each of the ids begins; one inside a character begins with it."""
         return char_offsets(self._encoding.decode_tokens_bytes(list(ids)))
 
@@ -112,8 +110,7 @@ class TiktokenTokenizer(Adapter):
         special = self._special
         found = end_of_document(special.get, usual_roles(special.get))
         if found is None:
-            msg = f"{self._encoding.name}: {no_end_of_document(sorted(special), self._find_or_none)}"
-            raise ArgumentError(msg)
+            raise ArgumentError(f"{self._encoding.name}: {no_end_of_document(sorted(special), self._find_or_none)}")
         return found
 
     @cached_property
@@ -143,8 +140,9 @@ class TiktokenTokenizer(Adapter):
         found = self._find_or_none(token)
         if found is None:
             special = ", ".join(map(repr, sorted(self._encoding.special_tokens_set))) or "none"
-            msg = f"{self._encoding.name}: the encoding must have {token!r}; its special tokens: {special}"
-            raise ArgumentError(msg)
+            raise ArgumentError(
+                f"{self._encoding.name}: the encoding must have {token!r}; its special tokens: {special}"
+            )
         return found
 
     def _find_or_none(self, token: str) -> int | None:
@@ -162,5 +160,4 @@ def _load(encoding: str) -> Any:
             return copy.copy(library.get_encoding(encoding))
     except Exception as error:
         # The cause may be the name, the network or a file, each with exceptions of another library.
-        msg = f"tiktoken:{encoding}: must be an encoding that tiktoken can load: {error}"
-        raise ArgumentError(msg) from error
+        raise ArgumentError(f"tiktoken:{encoding}: must be an encoding that tiktoken can load: {error}") from error

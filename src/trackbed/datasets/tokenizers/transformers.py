@@ -16,8 +16,6 @@ from trackbed.datasets.tokenizers.sampling import check_repeatable
 from trackbed.datasets.tokenizers.special_tokens import end_of_document, no_end_of_document
 from trackbed.errors import ArgumentError
 
-__all__ = ["TransformersTokenizer"]
-
 _CONFIG_FILES: Final = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "config.json")
 
 
@@ -107,8 +105,7 @@ class TransformersTokenizer(Adapter):
             special = _special_ids(self._tokenizer)
             self._eod = end_of_document(special.get, self._stated)
             if self._eod is None:
-                msg = f"{self._path}: {no_end_of_document(special, self.vocab.get)}"
-                raise ArgumentError(msg)
+                raise ArgumentError(f"{self._path}: {no_end_of_document(special, self.vocab.get)}")
         return self._eod
 
     @property
@@ -129,8 +126,7 @@ class TransformersTokenizer(Adapter):
         found = self.vocab.get(token)
         if found is None:
             listed = ", ".join(map(repr, self._tokenizer.all_special_tokens)) or "none"
-            msg = f"{self._path}: the tokenizer must have one of {token!r}; its special tokens: {listed}"
-            raise ArgumentError(msg)
+            raise ArgumentError(f"{self._path}: the tokenizer must have one of {token!r}; its special tokens: {listed}")
         return found
 
 

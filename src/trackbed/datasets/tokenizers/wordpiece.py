@@ -13,8 +13,6 @@ from trackbed.datasets.tokenizers.other_files import describe_other, missing_tok
 from trackbed.datasets.tokenizers.rust_libraries import panics_as_errors
 from trackbed.errors import ArgumentError
 
-__all__ = ["WordPieceTokenizer"]
-
 logger = logging.getLogger(__name__)
 
 _ROLES: Final = {
@@ -91,15 +89,12 @@ def _read(path: Path) -> dict[str, int]:
         with panics_as_errors():
             vocab: dict[str, int] = tokenizers.models.WordPiece.read_file(str(path))
     except Exception as error:
-        msg = f"{path}: must be a WordPiece vocabulary, one piece a line: {error}"
-        raise ArgumentError(msg) from error
+        raise ArgumentError(f"{path}: must be a WordPiece vocabulary, one piece a line: {error}") from error
     if any(piece.startswith("\ufeff") for piece in vocab):
-        msg = f"{path}: must begin with a piece, found a byte order mark: save it as UTF-8 without one"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"{path}: must begin with a piece, found a byte order mark: save it as UTF-8 without one")
     missing = [token for token in _REQUIRED if token not in vocab]
     if missing:
         other = describe_other(path)
         found = f"no {missing[0]}" if other is None else other
-        msg = f"{path}: a WordPiece vocabulary must have {', '.join(_REQUIRED)}, found {found}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"{path}: a WordPiece vocabulary must have {', '.join(_REQUIRED)}, found {found}")
     return vocab

@@ -9,20 +9,6 @@ from urllib.parse import urlsplit
 
 from trackbed.errors import ArgumentError, StoreError
 
-__all__ = [
-    "SCHEMES",
-    "Address",
-    "ObjectRange",
-    "ObjectStamp",
-    "has_etag",
-    "is_address",
-    "lost_address_hint",
-    "parse_address",
-    "redact",
-    "secret_part",
-    "stamp_of_metadata",
-]
-
 SCHEMES: Final = ("s3", "gs", "az", "http", "https", "file", "msc")
 """Schemes of addresses."""
 _SCHEME: Final = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
@@ -98,35 +84,30 @@ def parse_address(text: str) -> Address:
     '/data/a.bin'
     """
     if any(character < " " for character in text):
-        msg = f"an address must have no control characters, found {text!r}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"an address must have no control characters, found {text!r}")
     try:
         parts, secret = urlsplit(text), secret_part(text)
     except ValueError as error:
-        msg = "an address must be a scheme, a host and a key, found one that cannot be read (not repeated here)"
-        raise ArgumentError(msg) from error
+        raise ArgumentError(
+            "an address must be a scheme, a host and a key, found one that cannot be read (not repeated here)"
+        ) from error
     if secret is not None:
-        msg = (
+        raise ArgumentError(
             f"an address must have no user, password, query or fragment, found one with a {secret} (not repeated here)"
         )
-        raise ArgumentError(msg)
     if parts.scheme not in SCHEMES or not text.startswith(f"{parts.scheme}:"):
-        msg = f"{text}: the scheme must be one of {', '.join(SCHEMES)}, found {text.partition(':')[0]}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"{text}: the scheme must be one of {', '.join(SCHEMES)}, found {text.partition(':')[0]}")
     is_file = parts.scheme == "file"
     if bool(parts.netloc) is is_file or (is_file and not parts.path.startswith("/")):
         wanted = "file:///path" if is_file else f"{parts.scheme}://bucket/key"
-        msg = f"{text}: an address must have the form {wanted}, found another"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"{text}: an address must have the form {wanted}, found another")
     if ":" in parts.netloc and parts.scheme not in ("http", "https"):
-        msg = f"{text}: an address must have no port, found one: servers are named by their endpoint"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"{text}: an address must have no port, found one: servers are named by their endpoint")
     key = parts.path if is_file else parts.path.removeprefix("/")
     names = key.removeprefix("/").split("/") if is_file else key.split("/")
     wrong = [name for name in names[:-1] if not name] + [name for name in names if name in (".", "..")]
     if wrong:
-        msg = f"{text}: a key must have no empty part, and none of '.' and '..', found {wrong[0]!r}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"{text}: a key must have no empty part, and none of '.' and '..', found {wrong[0]!r}")
     return Address(text, parts.scheme, parts.netloc, key)
 
 
@@ -168,8 +149,7 @@ def stamp_of_metadata(found: Mapping[str, Any], address: Address) -> ObjectStamp
     tag, modified = found.get("e_tag"), found.get("last_modified")
     if not tag or tag.startswith("W/"):
         if modified is None or modified == _NO_TIME:
-            msg = f"{address.text}: the server must give a strong ETag or Last-Modified, found neither"
-            raise StoreError(msg)
+            raise StoreError(f"{address.text}: the server must give a strong ETag or Last-Modified, found neither")
         tag = _MODIFIED + modified.astimezone(UTC).isoformat()
     return ObjectStamp(int(found["size"]), str(tag))
 

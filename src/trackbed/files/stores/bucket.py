@@ -8,8 +8,6 @@ from trackbed.files.stores.address import Address, ObjectRange, ObjectStamp
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-__all__ = ["Answer", "Bucket", "WritableBucket"]
-
 
 class Answer(NamedTuple):
     """Bytes of an object."""

@@ -15,8 +15,6 @@ from typing import Any, Final, TypeVar
 from trackbed.errors import StoreError
 from trackbed.files.stores.waiting import is_done_by
 
-__all__ = ["OutOfTimeError", "result_by", "run_until", "submit"]
-
 logger = logging.getLogger(__name__)
 
 _Result = TypeVar("_Result")

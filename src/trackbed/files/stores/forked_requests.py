@@ -34,27 +34,6 @@ from trackbed.files.stores.event_loop import OutOfTimeError
 from trackbed.files.stores.retries import timeout_seconds
 from trackbed.files.stores.waiting import LOOK_SECONDS
 
-__all__ = [
-    "Call",
-    "FailureMessage",
-    "PageMessage",
-    "ProgressMessage",
-    "ResultMessage",
-    "call",
-    "fetch",
-    "fetch_heads",
-    "fetch_to_file",
-    "is_forked",
-    "is_readable",
-    "list_pages",
-    "put_file",
-    "receive",
-    "receive_call",
-    "send",
-    "send_call",
-    "stamps_of_objects",
-]
-
 _LIBRARIES: Final = ("obstore", "multistorageclient")
 _state = {"is_forked": False}
 
@@ -188,8 +167,7 @@ class _Helper:
                         self._stop()
                     else:
                         return ours
-        msg = "the helper program of this forked process must start, found that it ended"
-        raise StoreError(msg)
+        raise StoreError("the helper program of this forked process must start, found that it ended")
 
     def _start(self, environment: dict[str, str]) -> None:
         self._stop()

@@ -25,8 +25,6 @@ from trackbed.files.stores.forked_requests import (
 from trackbed.files.stores.reads import fetch, fetch_heads, fetch_to_file, list_pages, stamps_of_objects
 from trackbed.files.stores.writes import delete_object, put_bytes, put_file, put_if_absent
 
-__all__ = ["main"]
-
 
 class _CallerGoneError(Exception):
     """The caller has closed its end of the call."""

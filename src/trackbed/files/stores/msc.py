@@ -17,8 +17,6 @@ from trackbed.files.stores.address import Address, ObjectRange, ObjectStamp, sta
 from trackbed.files.stores.bucket import Answer
 from trackbed.files.stores.retries import WrongAnswerError
 
-__all__ = ["MscBucket", "equivalent_address"]
-
 _Result = TypeVar("_Result")
 _PAGE: Final = 1000
 
@@ -55,8 +53,7 @@ class MscBucket:
         stop = min(num_bytes, stamp.size_bytes)
         raw = await self._read(address, 0, stop) if stop else memoryview(b"")
         if await self.head(address) != stamp:
-            msg = "the object was replaced while it was read"
-            raise WrongAnswerError(msg)
+            raise WrongAnswerError("the object was replaced while it was read")
         return Answer(stamp, raw)
 
     async def pages(self, address: Address, after: str) -> AsyncIterator[list[tuple[str, int]]]:
@@ -70,8 +67,7 @@ class MscBucket:
         part = self._library.types.Range(start, stop - start)
         raw = await _on_thread(lambda: self._client.read(address.key, byte_range=part))
         if len(raw) != stop - start:
-            msg = f"bytes [{start}, {stop}) were asked for, and {len(raw)} bytes came"
-            raise WrongAnswerError(msg)
+            raise WrongAnswerError(f"bytes [{start}, {stop}) were asked for, and {len(raw)} bytes came")
         return memoryview(raw).toreadonly()
 
 

@@ -13,7 +13,6 @@ from trackbed.files.stores.retries import WrongAnswerError, is_forbidden, is_out
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-__all__ = ["ObstoreBucket"]
 
 _PAGE: Final = 1000
 """Objects in one page of a listing."""
@@ -78,8 +77,7 @@ class ObstoreBucket:
     async def _empty(self, address: Address) -> Answer:
         stamp = await self.head(address)
         if stamp.size_bytes:
-            msg = f"the store says that an object of {stamp.size_bytes} bytes has no first byte"
-            raise WrongAnswerError(msg)
+            raise WrongAnswerError(f"the store says that an object of {stamp.size_bytes} bytes has no first byte")
         return Answer(stamp, memoryview(b""))
 
     async def pages(self, address: Address, after: str) -> AsyncIterator[list[tuple[str, int]]]:
@@ -114,8 +112,9 @@ async def _body(answer: Any, start: int, stop: int) -> memoryview:
     """Returns the bytes of an answer, compared in number and place with what was asked for."""
     raw = memoryview(await answer.bytes_async())
     if tuple(answer.range) != (start, stop) or len(raw) != stop - start:
-        msg = f"bytes [{start}, {stop}) were asked for, and {len(raw)} bytes of {tuple(answer.range)} came"
-        raise WrongAnswerError(msg)
+        raise WrongAnswerError(
+            f"bytes [{start}, {stop}) were asked for, and {len(raw)} bytes of {tuple(answer.range)} came"
+        )
     return raw
 
 
@@ -123,6 +122,5 @@ def _key(address: Address) -> str:
     """Returns the name that obstore wants. It quotes what a URL must not contain, so that of a URL is unquoted."""
     key = unquote(address.key) if address.scheme in ("http", "https") else address.key
     if not key.strip("/"):
-        msg = f"{address.text}: the address of an object must have a key, found none"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"{address.text}: the address of an object must have a key, found none")
     return key

@@ -17,8 +17,6 @@ from trackbed.files.stores.msc import MscBucket, equivalent_address
 from trackbed.files.stores.obstore_bucket import ObstoreBucket
 from trackbed.files.stores.retries import ATTEMPTS_IN_TIME, timeout_seconds
 
-__all__ = ["check_writable", "credential_provider", "endpoint_of", "open_bucket", "open_writable_bucket"]
-
 _Bucket = TypeVar("_Bucket")
 
 _ENDPOINTS: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
@@ -60,8 +58,9 @@ def endpoint_of(address: Address) -> str:
         is_plain = has_secret = False
     if has_secret or not is_plain or not endpoint.isprintable() or " " in endpoint:
         found = "one with a user, password, query or fragment" if has_secret else "another"
-        msg = f"{name} must be the URL of a server, such as https://s3.example.org, found {found} (not repeated here)"
-        raise ArgumentError(msg)
+        raise ArgumentError(
+            f"{name} must be the URL of a server, such as https://s3.example.org, found {found} (not repeated here)"
+        )
     return endpoint
 
 
@@ -85,8 +84,9 @@ def open_bucket(address: Address) -> Bucket:
 def _open_with_obstore(address: Address) -> ObstoreBucket:
     library = _import("obstore")
     if library is None:
-        msg = f"{address.text}: obstore must be installed to use object stores: pip install '.[s3]' in Trackbed's clone"
-        raise ArgumentError(msg)
+        raise ArgumentError(
+            f"{address.text}: obstore must be installed to use object stores: pip install '.[s3]' in Trackbed's clone"
+        )
     return _opened(address, partial(_open, library, address.root, endpoint_of(address), timeout_seconds(), _settings()))
 
 
@@ -98,8 +98,7 @@ def _opened(address: Address, open_one: Callable[[], _Bucket]) -> _Bucket:
     except Exception as error:  # noqa: BLE001 - the libraries' errors have no common class
         found = redact(" ".join(str(error).split("Debug source:")[0].split()))
         text = f"the environment must have the settings for this bucket, found: {found}"
-    msg = f"{address.text}: {text}"
-    raise ArgumentError(msg)
+    raise ArgumentError(f"{address.text}: {text}")
 
 
 def _import(name: str) -> Any:
@@ -127,8 +126,9 @@ def check_writable(address: Address) -> None:
     """
     if address.scheme not in _WRITABLE:
         known = ", ".join(_WRITABLE)
-        msg = f"{address.text}: an address to write to must have one of the schemes {known}, found {address.scheme}"
-        raise ArgumentError(msg)
+        raise ArgumentError(
+            f"{address.text}: an address to write to must have one of the schemes {known}, found {address.scheme}"
+        )
 
 
 @lru_cache(maxsize=256)
@@ -202,16 +202,14 @@ def _aws() -> Any:
     except ImportError:
         if not profile:
             return None  # without boto3, the host's role
-        msg = "boto3 must be installed to use AWS_PROFILE: pip install boto3"
-        raise ArgumentError(msg) from None
+        raise ArgumentError("boto3 must be installed to use AWS_PROFILE: pip install boto3") from None
     try:
         return library.Boto3CredentialProvider()
     except Exception as error:  # noqa: BLE001 - those of botocore, or a ValueError
         found = type(error).__name__
     if not profile:
         return None
-    msg = f"AWS_PROFILE must name a profile with credentials, found {profile!r} without ({found})"
-    raise ArgumentError(msg)
+    raise ArgumentError(f"AWS_PROFILE must name a profile with credentials, found {profile!r} without ({found})")
 
 
 def _has_aws_files() -> bool:
@@ -231,11 +229,11 @@ def _google() -> Any:
     try:
         library = import_module("obstore.auth.google")
     except ImportError:
-        msg = f"google-auth must be installed for credentials of type {kind!r}: pip install google-auth"
-        raise ArgumentError(msg) from None
+        raise ArgumentError(
+            f"google-auth must be installed for credentials of type {kind!r}: pip install google-auth"
+        ) from None
     try:
         return library.GoogleCredentialProvider()
     except Exception as error:  # noqa: BLE001 - those of google-auth, whose texts may repeat the file
         found = type(error).__name__
-    msg = f"google-auth must read the credentials of type {kind!r}, found {found}"
-    raise ArgumentError(msg)
+    raise ArgumentError(f"google-auth must read the credentials of type {kind!r}, found {found}")

@@ -23,17 +23,6 @@ from trackbed.files.stores.forked_requests import is_forked
 from trackbed.files.stores.open_bucket import open_bucket
 from trackbed.files.stores.retries import replaced, retry_until, timeout_seconds
 
-__all__ = [
-    "fetch",
-    "fetch_heads",
-    "fetch_to_file",
-    "list_objects",
-    "list_pages",
-    "read_object",
-    "stamp_of_object",
-    "stamps_of_objects",
-]
-
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 _MOST_IN_FLIGHT: Final = 64
@@ -62,8 +51,9 @@ def fetch(ranges: Sequence[ObjectRange], *, in_flight: int = _MOST_IN_FLIGHT) ->
     _check_in_flight(in_flight)
     for address, stamp, start, stop in ranges:
         if not 0 <= start <= stop <= stamp.size_bytes:
-            msg = f"{address.text}: a range must be within [0, {stamp.size_bytes}), found [{start}, {stop})"
-            raise ArgumentError(msg)
+            raise ArgumentError(
+                f"{address.text}: a range must be within [0, {stamp.size_bytes}), found [{start}, {stop})"
+            )
     if is_forked():
         return forked_requests.fetch(ranges, in_flight)
     deadline = time.monotonic() + timeout_seconds()
@@ -114,8 +104,7 @@ def fetch_heads(
         ArgumentError: `num_bytes` or `in_flight` is below 1, or an address cannot be used.
     """
     if num_bytes < 1:
-        msg = f"num_bytes must be at least 1, found {num_bytes}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"num_bytes must be at least 1, found {num_bytes}")
     _check_in_flight(in_flight)
     if is_forked():
         return forked_requests.fetch_heads(addresses, num_bytes, in_flight)
@@ -170,8 +159,7 @@ def read_object(address: Address, *, most_bytes: int) -> tuple[ObjectStamp, byte
         raise found
     stamp, raw = found
     if stamp.size_bytes > most_bytes:
-        msg = f"{address.text}: the object must have at most {most_bytes} bytes, found {stamp.size_bytes}"
-        raise StoreError(msg)
+        raise StoreError(f"{address.text}: the object must have at most {most_bytes} bytes, found {stamp.size_bytes}")
     return stamp, bytes(raw)
 
 
@@ -265,8 +253,7 @@ def _ask(
 
 def _check_in_flight(in_flight: int) -> None:
     if in_flight < 1:
-        msg = f"in_flight must be at least 1, found {in_flight}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"in_flight must be at least 1, found {in_flight}")
 
 
 def _buckets(addresses: Sequence[Address]) -> dict[str, Bucket]:
@@ -307,8 +294,9 @@ def list_objects(folder: Address) -> Iterator[tuple[str, int]]:
         StoreError: the store refuses, or does not answer in time.
     """
     if folder.scheme in ("http", "https"):
-        msg = f"{folder.text}: a listed address must be of a store that has listings, found {folder.scheme}"
-        raise ArgumentError(msg)
+        raise ArgumentError(
+            f"{folder.text}: a listed address must be of a store that has listings, found {folder.scheme}"
+        )
     return chain.from_iterable(list_pages(folder))
 
 
@@ -352,8 +340,9 @@ class _Listing:
         except Exception:
             self._pages = None
             if self._last and not self._is_sorted:
-                msg = f"{self._folder.text}: a listing that is not sorted must end without a failure, found one"
-                raise StoreError(msg) from None
+                raise StoreError(
+                    f"{self._folder.text}: a listing that is not sorted must end without a failure, found one"
+                ) from None
             raise
         if page:
             keys = [self._last, *(key for key, _ in page)]

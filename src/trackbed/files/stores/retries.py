@@ -12,17 +12,6 @@ from trackbed.errors import ArgumentError, StoreError
 from trackbed.files.stores.address import Address, redact
 from trackbed.files.stores.event_loop import OutOfTimeError
 
-__all__ = [
-    "ATTEMPTS_IN_TIME",
-    "WrongAnswerError",
-    "is_forbidden",
-    "is_out_of_range",
-    "make_once",
-    "replaced",
-    "retry_until",
-    "timeout_seconds",
-]
-
 _Result = TypeVar("_Result")
 _DEFAULT_SECONDS: Final = 60.0
 ATTEMPTS_IN_TIME: Final = 4
@@ -63,8 +52,7 @@ def timeout_seconds() -> float:
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < float("inf"):
-        msg = f"TRACKBED_STORE_TIMEOUT must be a number of seconds above 0, found {found!r}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"TRACKBED_STORE_TIMEOUT must be a number of seconds above 0, found {found!r}")
     return seconds
 
 

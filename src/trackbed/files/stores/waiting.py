@@ -15,8 +15,6 @@ from typing import Any, Final, TypeVar
 from trackbed.cancellation import Flag, check_cancelled, polling
 from trackbed.daemon_threads import DaemonThreads
 
-__all__ = ["LOOK_SECONDS", "LeftError", "WaitingPool", "call_all", "ends_with", "is_done_by", "result_of"]
-
 _Result = TypeVar("_Result")
 LOOK_SECONDS: Final = 0.05
 """Seconds between two looks."""

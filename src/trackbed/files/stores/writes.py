@@ -24,7 +24,6 @@ from trackbed.files.stores.retries import make_once, retry_until, timeout_second
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-__all__ = ["delete_object", "put_bytes", "put_file", "put_if_absent"]
 
 _Result = TypeVar("_Result")
 _PART_BYTES: Final = 16 << 20
@@ -154,8 +153,9 @@ class _OpenFile:
         self.part_bytes = _PART_BYTES if size <= _MOST_PARTS * _PART_BYTES else _LARGE_PART_BYTES
         limit = _MOST_PARTS * self.part_bytes
         if size > limit:
-            msg = f"{path}: a file must have at most {limit} bytes to be written to a store, found {size}"
-            raise ArgumentError(msg)
+            raise ArgumentError(
+                f"{path}: a file must have at most {limit} bytes to be written to a store, found {size}"
+            )
 
     @property
     def starts(self) -> range:
@@ -168,10 +168,9 @@ class _OpenFile:
         raw = os.pread(self._descriptor, wanted, start)
         if len(raw) != wanted or os.fstat(self._descriptor).st_size != self._size:
             place = self.address.text
-            msg = (
+            raise StoreError(
                 f"{self._path}: the file must keep its {self._size} bytes while it is written to {place}, found others"
             )
-            raise StoreError(msg)
         return raw
 
 

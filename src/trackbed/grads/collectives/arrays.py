@@ -6,8 +6,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-__all__ = ["SUMMABLE", "array_of"]
-
 SUMMABLE = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 """Types that the kernels can add."""
 

@@ -9,8 +9,6 @@ from trackbed.errors import ArgumentError
 from trackbed.grads.collectives.arrays import SUMMABLE, array_of
 from trackbed.kernels import sum_ranks
 
-__all__ = ["ReceivedShards", "receive_shards", "reduce_scatter_with_fp32_accumulation"]
-
 
 def reduce_scatter_with_fp32_accumulation(
     output_tensor: torch.Tensor,
@@ -35,8 +33,7 @@ def reduce_scatter_with_fp32_accumulation(
         ArgumentError: another operation, or a size that cannot be divided by the number of ranks.
     """
     if op != dist.ReduceOp.SUM:
-        msg = f"op must be ReduceOp.SUM, but is {op}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"op must be ReduceOp.SUM, but is {op}")
     shards = receive_shards(output_tensor, input_tensor, group)
     if async_op:
         return shards
@@ -54,8 +51,9 @@ def receive_shards(
     """
     num_ranks = dist.get_world_size(group)
     if input_tensor.numel() % num_ranks != 0:
-        msg = f"input_tensor must have a multiple of {num_ranks} elements, but has {input_tensor.numel()}"
-        raise ArgumentError(msg)
+        raise ArgumentError(
+            f"input_tensor must have a multiple of {num_ranks} elements, but has {input_tensor.numel()}"
+        )
     received = torch.empty_like(input_tensor)
     work = dist.all_to_all_single(received, input_tensor, group=group, async_op=True)
     return ReceivedShards(work, received.view(num_ranks, -1), output_tensor, divisor)

@@ -10,28 +10,6 @@ import torch
 
 from trackbed.errors import CollectiveError
 
-__all__ = [
-    "AGREED",
-    "DONE",
-    "EXCHANGES",
-    "LEFT",
-    "MAX_NUMBERS",
-    "NORM",
-    "NO_LABEL",
-    "OPTIMIZER_STATE",
-    "TOKENS",
-    "USED",
-    "BackendError",
-    "Collectives",
-    "Done",
-    "Exchange",
-    "Fetch",
-    "Label",
-    "Work",
-    "check_places",
-    "shard_of",
-]
-
 Fetch: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 
 MAX_NUMBERS: Final = 32
@@ -189,7 +167,7 @@ class Exchange:
 class Done:
     """Work that is done."""
 
-    def wait(self, seconds: float | None = None) -> bool:  # noqa: ARG002  it never waits
+    def wait(self, seconds: float | None = None) -> bool:
         """True."""
         return True
 
@@ -230,11 +208,10 @@ def check_places(own: int, places: Sequence[tuple[str, Label]]) -> None:
     """
     for rank, place in enumerate(places):
         if place != places[own]:
-            msg = (
+            raise CollectiveError(
                 f"gradients: all ranks must be at the same operation, but {_describe(rank, *place)} and "
                 f"{_describe(own, *places[own])}"
             )
-            raise CollectiveError(msg)
 
 
 def _describe(rank: int, kind: str, label: Label) -> str:

@@ -25,8 +25,6 @@ from trackbed.grads.collectives.arrays import array_of
 from trackbed.grads.collectives.protocol import DONE, MAX_NUMBERS, NO_LABEL, Exchange, Label, Work, check_places
 from trackbed.kernels import sum_ranks
 
-__all__ = ["SharedMemoryCollectives"]
-
 Bytes = npt.NDArray[np.uint8]
 
 _THREAD_NAME: Final = "trackbed-collectives"
@@ -257,8 +255,7 @@ class SharedMemoryCollectives:
             start = address - views[self._rank].__array_interface__["data"][0]
             if start >= 0 and start + own.nbytes <= len(views[self._rank]):
                 return [view[start : start + own.nbytes].view(own.dtype) for view in views]
-        msg = "shared memory: a buffer must lie in memory that the ranks share, but does not"
-        raise ArgumentError(msg)
+        raise ArgumentError("shared memory: a buffer must lie in memory that the ranks share, but does not")
 
 
 def control_bytes(size: int) -> int:
@@ -321,7 +318,7 @@ class _Meeting:
         self._counters.set(self._size + self._rank, self._begun)
         self._counters.wait(self._size, self._size, self._begun, self._poll)
 
-    def _poll(self, done: int) -> None:  # noqa: ARG002  called while a rank waits, as a poll of a kernel
+    def _poll(self, done: int) -> None:
         if self._failure is not None:
             raise CollectiveError(self._failure)
 

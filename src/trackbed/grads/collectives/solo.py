@@ -9,8 +9,6 @@ import torch
 
 from trackbed.grads.collectives.protocol import DONE, NO_LABEL, Exchange, Label, Work
 
-__all__ = ["SoloCollectives"]
-
 
 @dataclass(frozen=True, slots=True)
 class SoloCollectives:
@@ -33,8 +31,8 @@ class SoloCollectives:
         buffers: Sequence[torch.Tensor],
         *,
         scale: float,
-        average: bool,  # noqa: ARG002  the average of one rank is its own
-        label: Label,  # noqa: ARG002
+        average: bool,
+        label: Label,
     ) -> Work:
         """Scales the buffers."""
         if scale != 1.0:
@@ -53,15 +51,15 @@ class SoloCollectives:
         """Scales the buffers."""
         return self.all_reduce(buffers, scale=scale, average=average, label=label)
 
-    def all_gather(self, buffers: Sequence[torch.Tensor], *, label: Label) -> Work:  # noqa: ARG002
+    def all_gather(self, buffers: Sequence[torch.Tensor], *, label: Label) -> Work:
         """Does nothing."""
         return DONE
 
-    def exchange(self, numbers: npt.NDArray[np.int64], *, label: Label = NO_LABEL) -> Exchange:  # noqa: ARG002
+    def exchange(self, numbers: npt.NDArray[np.int64], *, label: Label = NO_LABEL) -> Exchange:
         """Returns the numbers."""
         sent = numbers[np.newaxis].copy()
         return Exchange(DONE, lambda _: sent)
 
-    def broadcast(self, tensors: Sequence[torch.Tensor], *, source: int) -> Work:  # noqa: ARG002
+    def broadcast(self, tensors: Sequence[torch.Tensor], *, source: int) -> Work:
         """Does nothing."""
         return DONE

@@ -28,8 +28,6 @@ from trackbed.grads.collectives.protocol import (
     shard_of,
 )
 
-__all__ = ["TorchCollectives", "TorchWork", "dist_all_gather_func", "dist_reduce_scatter_func", "is_replaced"]
-
 
 def dist_reduce_scatter_func(
     output: torch.Tensor,
@@ -108,7 +106,7 @@ class TorchCollectives:
         *,
         scale: float,
         average: bool,
-        label: Label,  # noqa: ARG002  torch cannot carry it
+        label: Label,
     ) -> Work:
         """Replaces each buffer by the sum over all ranks."""
         self._begin()
@@ -125,7 +123,7 @@ class TorchCollectives:
         *,
         scale: float,
         average: bool,
-        label: Label,  # noqa: ARG002  torch cannot carry it
+        label: Label,
     ) -> Work:
         """Replaces this rank's shard of each buffer by the sum over all ranks."""
         self._begin()
@@ -153,7 +151,7 @@ class TorchCollectives:
         self,
         buffers: Sequence[torch.Tensor],
         *,
-        label: Label,  # noqa: ARG002  torch cannot carry it
+        label: Label,
     ) -> Work:
         """Replaces each shard of each buffer by that of the rank that owns it."""
         self._begin()
@@ -262,13 +260,15 @@ class TorchCollectives:
             CollectiveError: the process group was destroyed, or its operations were ended.
         """
         if self.is_ended:
-            msg = "torch.distributed: the process group must be whole, but its operations were ended after a failure"
-            raise CollectiveError(msg)
+            raise CollectiveError(
+                "torch.distributed: the process group must be whole, but its operations were ended after a failure"
+            )
         try:
             dist.get_backend(self._group)
         except (ValueError, RuntimeError) as error:
-            msg = "torch.distributed: the process group must exist until training has ended, but was destroyed"
-            raise CollectiveError(msg) from error
+            raise CollectiveError(
+                "torch.distributed: the process group must exist until training has ended, but was destroyed"
+            ) from error
         self._num_issued += 1
 
     def _coalesced(self, buffers: Sequence[torch.Tensor]) -> contextlib.AbstractContextManager[Any]:
@@ -277,7 +277,7 @@ class TorchCollectives:
             return contextlib.nullcontext()
         if backends_of(self._group).get(buffers[0].device.type) != "nccl":
             return contextlib.nullcontext()  # the others cannot
-        manager: Any = dist.distributed_c10d._coalescing_manager  # noqa: SLF001  there is no public one
+        manager: Any = dist.distributed_c10d._coalescing_manager
         return manager(self._group, buffers[0].device, async_ops=True)  # type: ignore[no-any-return]
 
 
@@ -323,8 +323,7 @@ class TorchWork:
         try:
             work.wait()
         except RuntimeError as error:
-            msg = f"torch.distributed: {str(error).partition(chr(10))[0]}"
-            raise BackendError(msg) from error
+            raise BackendError(f"torch.distributed: {str(error).partition(chr(10))[0]}") from error
         return True
 
     def is_done(self) -> bool:

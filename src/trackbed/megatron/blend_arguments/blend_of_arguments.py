@@ -18,8 +18,6 @@ from trackbed.files.stores import is_address
 from trackbed.index.splits import get_blend_from_list
 from trackbed.megatron.blend_arguments.tokenizer import comment_text, tokenizer_lines, toml_text
 
-__all__ = ["blend_of_megatron_arguments", "shell_words"]
-
 _WHERE: Final = "arguments of Megatron-LM"
 _LEGACY_SPLIT: Final = "969, 30, 1"
 """Split of Megatron-LM when the job gives none."""
@@ -72,8 +70,7 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raises an error."""
-        msg = f"{_WHERE}: {message}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"{_WHERE}: {message}")
 
 
 def _parser() -> _Parser:
@@ -163,11 +160,10 @@ class _Place:
         return relative
 
     def _refuse(self, path: str) -> NoReturn:
-        msg = (
+        raise ArgumentError(
             f"{_WHERE}: {path!r} must have the same name in a blend file in {self._folder}, but has not: write the "
             "blend file into the working directory of the job"
         )
-        raise ArgumentError(msg)
 
 
 def _top(given: argparse.Namespace, place: _Place) -> Iterator[str]:
@@ -179,8 +175,7 @@ def _top(given: argparse.Namespace, place: _Place) -> Iterator[str]:
     if not _has_per_split(given):
         yield f"split = {toml_text((given.split or _LEGACY_SPLIT).strip())}"
     elif given.split is not None:
-        msg = f"{_WHERE}: must not have --split with a blend per split, found {given.split!r}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"{_WHERE}: must not have --split with a blend per split, found {given.split!r}")
     if given.data_cache_path is not None:
         yield f"cache = {toml_text(place.of(given.data_cache_path))}"
     else:
@@ -223,8 +218,7 @@ def _datasets(given: argparse.Namespace, place: _Place) -> Iterator[str]:
         for number, prefix in enumerate(prefixes)
     ]
     if not entries:
-        msg = f"{_WHERE}: must have --data-path, or another argument with prefixes, found none"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"{_WHERE}: must have --data-path, or another argument with prefixes, found none")
     seen: set[str] = set()
     pairs: set[tuple[str | None, Hashable]] = set()
     ids = pair_ids([prefix for _, prefix, _ in entries])
@@ -251,31 +245,26 @@ def _prefixes_and_weights(words: Sequence[str]) -> tuple[Sequence[str], Sequence
     weights = [word for word in words if _IS_NUMBER.fullmatch(word) and not Path(f"{word}.idx").exists()]
     if len(words) % 2 and weights:
         text = " ".join(words[:6]) + (" ..." if len(words) > 6 else "")
-        msg = f"{_WHERE}: every prefix must follow its weight, or none, found {text!r}"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"{_WHERE}: every prefix must follow its weight, or none, found {text!r}")
     return (get_blend_from_list(words) if words else None) or ([], None)
 
 
 def _blend(given: argparse.Namespace) -> Sequence[str] | None:
     if given.mock_data:
-        msg = f"{_WHERE}: must name files, found --mock-data"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"{_WHERE}: must name files, found --mock-data")
     if given.data_args_path is None:
         return given.data_path  # type: ignore[no-any-return]
     if given.data_path is not None:
-        msg = f"{_WHERE}: must not have both --data-path and --data-args-path, found both"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"{_WHERE}: must not have both --data-path and --data-args-path, found both")
     try:
         return Path(given.data_args_path).read_text(encoding="utf-8").split()
     except UnicodeDecodeError:
-        msg = f"{given.data_args_path}: must be UTF-8, found other bytes"
-        raise ArgumentError(msg) from None
+        raise ArgumentError(f"{given.data_args_path}: must be UTF-8, found other bytes") from None
 
 
 def _per_split(given: argparse.Namespace) -> Mapping[str | None, Sequence[str] | None]:
     if given.data_path is not None or given.data_args_path is not None:
-        msg = f"{_WHERE}: must have one blend, or a blend per split, found both"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"{_WHERE}: must have one blend, or a blend per split, found both")
     if given.per_split_data_args_path is None:
         return {split: getattr(given, f"{split}_data_path") for split in _SPLITS}
     path = given.per_split_data_args_path
@@ -284,15 +273,13 @@ def _per_split(given: argparse.Namespace) -> Mapping[str | None, Sequence[str] |
         found = json.loads(Path(path).read_text(encoding="utf-8"))
         given_words = {split: found[split] for split in _SPLITS}
     except (ValueError, KeyError, TypeError) as error:
-        msg = f"{wanted}, found: {error!r}"
-        raise ArgumentError(msg) from None
+        raise ArgumentError(f"{wanted}, found: {error!r}") from None
     words: dict[str | None, Sequence[str] | None] = {
         split: one.split() if isinstance(one, str) else one for split, one in given_words.items()
     }
     for split, one in words.items():
         if one is not None and not (isinstance(one, list) and all(isinstance(word, str) for word in one)):
-            msg = f"{wanted}, found {one!r} for {split}"
-            raise ArgumentError(msg)
+            raise ArgumentError(f"{wanted}, found {one!r} for {split}")
     return words
 
 
@@ -330,8 +317,7 @@ def shell_words(arguments: str, where: str) -> list[str]:
         ArgumentError: it is not UTF-8, or a quotation does not end.
     """
     if not arguments.isprintable() and any("\ud800" <= char <= "\udfff" for char in arguments):
-        msg = f"{where}: must be UTF-8, found other bytes"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"{where}: must be UTF-8, found other bytes")
     words: list[str] = []
     for quoted in _quoted_words(arguments.replace("\\\n", " "), where):
         if _IS_END.fullmatch(quoted):

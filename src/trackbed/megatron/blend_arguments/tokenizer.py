@@ -8,8 +8,6 @@ from typing import Final
 
 from trackbed.files.stores import is_address
 
-__all__ = ["comment_text", "tokenizer_lines", "toml_text"]
-
 _SENTENCEPIECE: Final = ("SentencePieceTokenizer", "GPTSentencePieceTokenizer", "Llama2Tokenizer")
 _TIKTOKEN_SPECIAL: Final = ("<unk>", "<s>", "</s>", "<mask>", "<pad>", "<cls>", "<sep>")
 """Special tokens of a `TikTokenizer`, which have the ids from 0 on, if the job gives none."""

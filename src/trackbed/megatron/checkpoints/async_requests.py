@@ -8,8 +8,6 @@ from typing import Any, NamedTuple
 from trackbed.checkpoint.ranks import meet
 from trackbed.megatron.checkpoints.errors import DistributedCheckpointError
 
-__all__ = ["AsyncCallsQueue", "AsyncRequest"]
-
 logger = logging.getLogger(__name__)
 
 
@@ -34,8 +32,7 @@ class AsyncRequest(NamedTuple):
             RuntimeError: the request is frozen.
         """
         if self.is_frozen:
-            msg = "AsyncRequest: must not be frozen when a function is added, but is"
-            raise RuntimeError(msg)
+            raise RuntimeError("AsyncRequest: must not be frozen when a function is added, but is")
         self.finalize_fns.append(fn)
 
     def execute_sync(self) -> None:
@@ -66,7 +63,7 @@ class AsyncCallsQueue:
         persistent: ignored: no worker process is used.
     """
 
-    def __init__(self, persistent: bool = False) -> None:  # noqa: FBT001, FBT002  Megatron Core's signature
+    def __init__(self, persistent: bool = False) -> None:
         self.persistent = persistent
         self.call_idx = -1
         self._complete: deque[int] = deque()
@@ -93,8 +90,8 @@ class AsyncCallsQueue:
 
     def maybe_finalize_async_calls(
         self,
-        blocking: bool = False,  # noqa: ARG002, FBT001, FBT002  Megatron Core's signature
-        no_dist: bool = False,  # noqa: ARG002, FBT001, FBT002
+        blocking: bool = False,
+        no_dist: bool = False,
     ) -> list[int]:
         """Numbers of the requests that have become complete since the last call."""
         found = list(self._complete)
@@ -105,6 +102,6 @@ class AsyncCallsQueue:
         """Number of requests that `maybe_finalize_async_calls` has not returned yet."""
         return len(self._complete)
 
-    def close(self, abort: bool = False) -> None:  # noqa: ARG002, FBT001, FBT002  Megatron Core's signature
+    def close(self, abort: bool = False) -> None:
         """Forgets the requests."""
         self._complete.clear()

@@ -16,15 +16,6 @@ from trackbed.checkpoint.state.sharded_tensor import ShardedTensor
 from trackbed.checkpoint.state.tree import Tree, nested_values
 from trackbed.megatron.checkpoints.entries import ShardId, shard_id
 
-__all__ = [
-    "ShardDistribution",
-    "as_group",
-    "determine_main_replica_uniform_distribution",
-    "distribute_shards_to_ranks",
-    "num_ranks_of",
-    "shard_size",
-]
-
 T = TypeVar("T")
 
 
@@ -92,7 +83,7 @@ def distribute_shards_to_ranks(
 def determine_main_replica_uniform_distribution(
     sharded_state_dict: Tree,
     parallelization_group: Any,
-    ignore_groups: bool = False,  # noqa: FBT001, FBT002  Megatron Core's signature
+    ignore_groups: bool = False,
 ) -> ShardDistribution | None:
     """Collective over a process group: distributes its shards among its ranks.
 

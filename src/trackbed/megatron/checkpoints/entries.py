@@ -13,26 +13,6 @@ from trackbed.checkpoint.state.sharded_tensor import ShardedTensor
 from trackbed.checkpoint.state.tree import Tree, extract_matching_values, nested_values
 from trackbed.megatron.checkpoints.trees import dict_list_map_inplace
 
-__all__ = [
-    "ShardId",
-    "add_prefix_for_sharding",
-    "apply_prefix_mapping",
-    "clean_metadata",
-    "debug_msg",
-    "debug_time",
-    "extract_nonpersistent",
-    "extract_sharded_base",
-    "extract_sharded_tensors",
-    "extract_sharded_tensors_and_factories",
-    "extract_sharded_tensors_or_nonpersistent",
-    "force_all_tensors_to_non_fp8",
-    "logger_stack",
-    "object_id",
-    "replace_prefix_for_sharding",
-    "shard_id",
-    "zip_strict",
-]
-
 logger = logging.getLogger(__name__)
 
 ShardId = tuple[str, tuple[int, ...], Any]
@@ -95,8 +75,7 @@ def replace_prefix_for_sharding(sharded_state_dict: Tree, old_prefix: str, new_p
 
     def rename(key: str) -> str:
         if not key.startswith(old_prefix):
-            msg = f"state: each key must begin with {old_prefix!r}, but one is {key!r}"
-            raise ValueError(msg)
+            raise ValueError(f"state: each key must begin with {old_prefix!r}, but one is {key!r}")
         return new_prefix + key.removeprefix(old_prefix)
 
     _rename(sharded_state_dict, rename)

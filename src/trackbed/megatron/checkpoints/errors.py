@@ -4,8 +4,6 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from trackbed.errors import CheckpointError, TrackbedError
 
-__all__ = ["DistributedCheckpointError"]
-
 
 class DistributedCheckpointError(CheckpointError, CheckpointException):
     """A checkpoint cannot be saved or loaded. Also torch's error, which programs catch that know Megatron Core's.

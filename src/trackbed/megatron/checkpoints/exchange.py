@@ -19,17 +19,6 @@ from trackbed.errors import CheckpointError
 from trackbed.megatron.checkpoints.distribution import ShardDistribution
 from trackbed.megatron.checkpoints.entries import ShardId
 
-__all__ = [
-    "exchange_by_distribution",
-    "exchange_function",
-    "exchange_loaded_objects_gather_object",
-    "exchange_loaded_tensors_broadcast",
-    "exchange_loaded_tensors_gather_object",
-    "exchange_loaded_tensors_gather_rounds",
-    "get_empty_tensor_for_exchange",
-    "is_float8tensor",
-]
-
 Tensors = dict[ShardId, torch.Tensor]
 
 
@@ -77,8 +66,7 @@ def exchange_function(exchange_algo: str) -> Callable[..., Tensors]:
         "gather_rounds": exchange_loaded_tensors_gather_rounds,
     }
     if exchange_algo not in functions:
-        msg = f"exchange_algo: must be one of {', '.join(functions)}, found {exchange_algo!r}"
-        raise NotImplementedError(msg)
+        raise NotImplementedError(f"exchange_algo: must be one of {', '.join(functions)}, found {exchange_algo!r}")
     return functions[exchange_algo]
 
 
@@ -155,8 +143,8 @@ def exchange_loaded_tensors_gather_rounds(
 
 def exchange_loaded_tensors_gather_object(
     loaded_tensors: Tensors,
-    unloaded_shards: Mapping[ShardId, ShardedTensor],  # noqa: ARG001  the signature of the others
-    shard_distribution: ShardDistribution,  # noqa: ARG001
+    unloaded_shards: Mapping[ShardId, ShardedTensor],
+    shard_distribution: ShardDistribution,
     parallelization_group: Any = None,
 ) -> Tensors:
     """Exchanges tensors by an all-gather of pickles, which takes the memory of all tensors on every rank."""
@@ -192,8 +180,9 @@ def _gather_disjoint(own: dict[ShardId, Any], group: Any) -> dict[ShardId, Any]:
     for rank, loaded in enumerate(map(pickle.loads, contents)):
         twice = found.keys() & loaded.keys()
         if twice:
-            msg = f"Duplicate shard ids loaded by different ranks: {sorted(twice)[0]}, by rank {rank} and one before it"
-            raise CheckpointError(msg)
+            raise CheckpointError(
+                f"Duplicate shard ids loaded by different ranks: {sorted(twice)[0]}, by rank {rank} and one before it"
+            )
         found |= loaded
     return found
 
@@ -230,8 +219,7 @@ def get_empty_tensor_for_exchange(
 def _data_of(entry: ShardedTensor) -> torch.Tensor:
     """Data of an entry that has some."""
     if entry.data is None:
-        msg = f"{entry.key}: must have data, but has none"
-        raise CheckpointError(msg)
+        raise CheckpointError(f"{entry.key}: must have data, but has none")
     return entry.data
 
 
@@ -258,8 +246,9 @@ def _exchanged(distribution: ShardDistribution) -> Iterator[tuple[ShardId, int]]
         if len(ranks) > 1:
             yield name, source
         elif ranks[0] != source:
-            msg = f"{name[0]}: the only rank that wants it, {ranks[0]}, must load it, but rank {source} does"
-            raise CheckpointError(msg)
+            raise CheckpointError(
+                f"{name[0]}: the only rank that wants it, {ranks[0]}, must load it, but rank {source} does"
+            )
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:

@@ -15,8 +15,6 @@ from trackbed.checkpoint.save import write_shards
 from trackbed.errors import CheckpointError
 from trackbed.files.publish import write_new
 
-__all__ = ["FileWrite", "InPartialFolder"]
-
 _DONE = b"+"
 _FAILED = b"-"
 
@@ -85,16 +83,16 @@ class FileWrite:
         if self._written is not None:
             return self._written
         if not self._result_path.exists():
-            msg = (
+            raise CheckpointError(
                 f"{self._folder}: async_fn must have returned before finalize_fns are called, but has written no "
                 "result: see what its process has logged, and save again"
             )
-            raise CheckpointError(msg)
         content = self._result_path.read_bytes()
         self._result_path.unlink()
         if content[:1] != _DONE:
-            msg = f"{self._folder}: async_fn must have written the files, but failed: {content[1:].decode()}"
-            raise CheckpointError(msg)
+            raise CheckpointError(
+                f"{self._folder}: async_fn must have written the files, but failed: {content[1:].decode()}"
+            )
         self._written = WrittenFiles.decode(content[1:])
         return self._written
 

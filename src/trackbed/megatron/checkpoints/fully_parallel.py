@@ -41,16 +41,6 @@ from trackbed.megatron.checkpoints.strictness import check_main_replicas
 from trackbed.megatron.checkpoints.trees import dict_list_map_inplace
 from trackbed.plural import number_of
 
-__all__ = [
-    "FullyParallelLoadStrategyWrapper",
-    "FullyParallelSaveStrategyWrapper",
-    "choose_exchange",
-    "defer_loading_sharded_items",
-    "distribute_main_replicas_with_precomputed_distribution",
-    "fill_in_deferred_sharded_items",
-    "mark_replicas",
-]
-
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T", ShardedTensor, ShardedObject)
@@ -91,7 +81,7 @@ class FullyParallelSaveStrategyWrapper(AsyncSaveShardedStrategy):
         self,
         strategy: SaveShardedStrategy,
         parallelization_group: Any = None,
-        do_cache_distribution: bool = False,  # noqa: FBT001, FBT002  Megatron Core's signature
+        do_cache_distribution: bool = False,
         backend: str | None = None,
         version: int | None = None,
     ) -> None:
@@ -107,7 +97,7 @@ class FullyParallelSaveStrategyWrapper(AsyncSaveShardedStrategy):
         self,
         sharded_state_dict: Any,
         checkpoint_dir: str | Path,
-        async_strategy: str | None = None,  # noqa: ARG002  Megatron Core 0.19's, without effect
+        async_strategy: str | None = None,
     ) -> AsyncRequest:
         """Collective over all ranks: distributes the save, and prepares it with the wrapped strategy.
 
@@ -115,8 +105,7 @@ class FullyParallelSaveStrategyWrapper(AsyncSaveShardedStrategy):
             CheckpointError: a rank failed, or the strategy cannot save in the background.
         """
         if not isinstance(self.base_strategy, AsyncSaveShardedStrategy):
-            msg = f"{self.base_strategy}: must be able to save in the background, but is not"
-            raise CheckpointError(msg)
+            raise CheckpointError(f"{self.base_strategy}: must be able to save in the background, but is not")
         with meet("save", error_type=DistributedCheckpointError):
             self._distribute(sharded_state_dict, checks=not self._base_checks())
             return self.base_strategy.async_save(sharded_state_dict, checkpoint_dir)
@@ -181,7 +170,7 @@ class FullyParallelLoadStrategyWrapper(LoadShardedStrategy):
         self,
         strategy: LoadShardedStrategy,
         parallelization_group: Any = None,
-        do_cache_distribution: bool = False,  # noqa: FBT001, FBT002  Megatron Core's signature
+        do_cache_distribution: bool = False,
         exchange_algo: str = "broadcast",
     ) -> None:
         super().__init__()
@@ -197,7 +186,7 @@ class FullyParallelLoadStrategyWrapper(LoadShardedStrategy):
         self,
         sharded_state_dict: Any,
         checkpoint_dir: str | Path,
-        async_strategy: str | None = None,  # noqa: ARG002
+        async_strategy: str | None = None,
     ) -> Any:
         """Collective over the process group: loads a share of the tensors and objects, and receives the others.
 
@@ -236,8 +225,7 @@ class FullyParallelLoadStrategyWrapper(LoadShardedStrategy):
             own_tensors, other_tensors = own_tensors | other_tensors, {}
         objects, rest, own_objects, other_objects = self._defer_loading_sharded_objects(rest)
         if rest:
-            msg = "state: must have tensors and objects alone to be loaded by a strategy, but has more"
-            raise CheckpointError(msg)
+            raise CheckpointError("state: must have tensors and objects alone to be loaded by a strategy, but has more")
         if meeting.size < num_ranks_of(None):
             for name in _without_main_replica(own_objects, other_objects, meeting):
                 own_objects[name] = other_objects.pop(name)
@@ -359,11 +347,10 @@ def _distribution_of(
         wrapper.cached_shards = own
     elif own != wrapper.cached_shards:
         key = min(name[0] for name, _ in own ^ wrapper.cached_shards)
-        msg = (
+        raise DistributedCheckpointError(
             f"{key}: the structure of the state must be the same in each call with do_cache_distribution=True, but "
             "this tensor's shards are others than in the first: make a new wrapper for another structure"
         )
-        raise DistributedCheckpointError(msg)
     else:
         logger.debug("%s: the distribution of the first call is used again", type(wrapper).__name__)
     return wrapper.cached_distribution
@@ -387,8 +374,7 @@ def distribute_main_replicas_with_precomputed_distribution(
     if num_ranks_of(parallelization_group) <= 1:
         return
     if precomputed_distribution is None:
-        msg = "precomputed_distribution: must be given for a group of several ranks, but is None"
-        raise ArgumentError(msg)
+        raise ArgumentError("precomputed_distribution: must be given for a group of several ranks, but is None")
     mark_replicas(sharded_state_dict, dist.get_rank(parallelization_group), precomputed_distribution)
 
 
@@ -462,8 +448,7 @@ def fill_in_deferred_sharded_items(
             return value.data
         name = shard_id_func(value)
         if name not in loaded_items:
-            msg = f"{name[0]}: must have been loaded by a rank, but was not"
-            raise CheckpointError(msg)
+            raise CheckpointError(f"{name[0]}: must have been loaded by a rank, but was not")
         return loaded_items[name]
 
     dict_list_map_inplace(fill, sharded_state_dict)
@@ -478,5 +463,4 @@ def _require(wanted: Mapping[ShardId, Any], found: Mapping[ShardId, Any]) -> Non
     missing = [name for name in wanted if name not in found]
     if missing:
         more = number_of(len(missing) - 1, "other")
-        msg = f"{missing[0][0]}: must have been loaded by a rank, but was not, like {more}"
-        raise CheckpointError(msg)
+        raise CheckpointError(f"{missing[0][0]}: must have been loaded by a rank, but was not, like {more}")

@@ -6,8 +6,6 @@ from typing import Any, Final, ParamSpec, TypeVar
 
 from trackbed.errors import ArgumentError
 
-__all__ = ["takes_later_calls"]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -53,6 +51,5 @@ def _by_name(found: Mapping[str, Any], options: Mapping[str, Any]) -> Mapping[st
     """
     for name in found:
         if options.get(name) is not None:
-            msg = f"{name}: must be given once, but is given twice"
-            raise ArgumentError(msg)
+            raise ArgumentError(f"{name}: must be given once, but is given twice")
     return found

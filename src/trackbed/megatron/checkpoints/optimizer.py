@@ -15,14 +15,6 @@ from trackbed.checkpoint.state.tree import Tree, nested_values
 from trackbed.errors import CheckpointError
 from trackbed.megatron.checkpoints.entries import extract_sharded_tensors_and_factories
 
-__all__ = [
-    "KEEP_VARS_HINT",
-    "get_optim_param_to_id_map",
-    "get_param_id_to_sharded_param_map",
-    "make_sharded_optimizer_tensor",
-    "optim_state_to_sharding_state",
-]
-
 logger = logging.getLogger(__name__)
 
 KEEP_VARS_HINT: Final = (
@@ -69,8 +61,7 @@ def make_sharded_optimizer_tensor(model_param: Entry, optim_param: torch.Tensor,
         return replace(model_param, key=key, data=data)
     if tuple(data.shape) != tuple(model_param.local_shape):
         wanted = tuple(model_param.local_shape)
-        msg = f"{key}: must have the shape of its parameter, {wanted}, but has {tuple(data.shape)}"
-        raise CheckpointError(msg)
+        raise CheckpointError(f"{key}: must have the shape of its parameter, {wanted}, but has {tuple(data.shape)}")
     return replace(model_param, key=key, data=data, dtype=data.dtype)
 
 
@@ -95,8 +86,7 @@ def optim_state_to_sharding_state(
     for place, state in optim_state_dict["state"].items():
         kept = {name: value for name, value in state.items() if name not in exclude_keys}
         if kept and place not in id_to_sharded_param_map:
-            msg = f"optimizer: parameter {place} must be one of the model's state, but is not"
-            raise ValueError(msg)
+            raise ValueError(f"optimizer: parameter {place} must be one of the model's state, but is not")
         sharded[place] = {
             name: make_sharded_optimizer_tensor(id_to_sharded_param_map[place], value, f"optimizer.state.{name}")
             for name, value in kept.items()
@@ -109,5 +99,5 @@ def optim_state_to_sharding_state(
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
     """This rank's part of a DTensor; another tensor as it is."""
-    local: torch.Tensor = tensor._local_tensor if hasattr(tensor, "_local_tensor") else tensor  # noqa: SLF001
+    local: torch.Tensor = tensor._local_tensor if hasattr(tensor, "_local_tensor") else tensor
     return local

@@ -13,12 +13,10 @@ from trackbed.megatron.checkpoints.entries import clean_metadata, extract_nonper
 from trackbed.megatron.checkpoints.strictness import determine_global_metadata, validate_sharding_integrity
 from trackbed.megatron.checkpoints.trees import apply_factories, dict_list_map_inplace
 
-__all__ = ["filter_out_empty_flatten_tensor", "load_preprocess", "save_preprocess"]
-
 
 def save_preprocess(
     sharded_state_dict: Tree,
-    validate_access_integrity: bool = True,  # noqa: FBT001, FBT002  Megatron Core's signature
+    validate_access_integrity: bool = True,
     preprocess_common_before_consistancy_check: Callable[[Any], Any] | None = None,
 ) -> tuple[Tree, Any]:
     """Divides a state dictionary that is to be saved, which is left as it is.

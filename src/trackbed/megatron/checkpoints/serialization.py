@@ -44,22 +44,6 @@ from trackbed.megatron.checkpoints.strictness import (
     verify_checkpoint_and_load_strategy,
 )
 
-__all__ = [
-    "check_is_distributed_checkpoint",
-    "get_default_load_sharded_strategy",
-    "get_default_save_common_strategy",
-    "get_default_save_sharded_strategy",
-    "load",
-    "load_common_state_dict",
-    "load_content_metadata",
-    "load_plain_tensors",
-    "load_sharded_metadata",
-    "load_tensors_metadata",
-    "remove_sharded_tensors",
-    "save",
-    "save_config",
-]
-
 logger = logging.getLogger(__name__)
 
 _CONTENT: Final = "content_metadata"
@@ -77,8 +61,8 @@ def save(
     checkpoint_dir: Folder,
     sharded_strategy: SaveShardedStrategy | tuple[str, int] | None = None,
     common_strategy: SaveCommonStrategy | tuple[str, int] | None = None,
-    validate_access_integrity: bool = True,  # noqa: FBT001, FBT002  Megatron Core's signature
-    async_sharded_save: bool = False,  # noqa: FBT001, FBT002
+    validate_access_integrity: bool = True,
+    async_sharded_save: bool = False,
     preprocess_common_before_consistancy_check: Callable[[Any], Any] | None = None,
     content_metadata: State | None = None,
 ) -> AsyncRequest | None:
@@ -105,8 +89,7 @@ def save(
     strategy = _chosen_save_strategy(sharded_strategy, common_strategy)
     state = sharded_state_dict if content_metadata is None else {**sharded_state_dict, _CONTENT: content_metadata}
     if async_sharded_save and not isinstance(strategy, AsyncSaveShardedStrategy):
-        msg = f"{strategy}: must be able to save in the background, but is not"
-        raise CheckpointError(msg)
+        raise CheckpointError(f"{strategy}: must be able to save in the background, but is not")
     with meet("save", error_type=DistributedCheckpointError) as meeting:
         folder = target_folder(checkpoint_dir)
         entries, common = save_preprocess(state, validate_access_integrity, preprocess_common_before_consistancy_check)
@@ -146,16 +129,16 @@ def save(
 
 def _chosen_save_strategy(sharded: Any, common: Any) -> SaveShardedStrategy:
     if common is not None and not isinstance(common, SaveCommonStrategy):
-        msg = f"common_strategy: must be None or a strategy, found {common!r}"
-        raise NotImplementedError(msg)
+        raise NotImplementedError(f"common_strategy: must be None or a strategy, found {common!r}")
     if sharded is None:
         return get_default_save_sharded_strategy()
     if isinstance(sharded, tuple):
         found: SaveShardedStrategy = get_default_strategy(StrategyAction.SAVE_SHARDED, *sharded)
         return found
     if not isinstance(sharded, SaveShardedStrategy):
-        msg = f"sharded_strategy: must be a strategy, or name and version of a format, found {type(sharded).__name__}"
-        raise ArgumentError(msg)
+        raise ArgumentError(
+            f"sharded_strategy: must be a strategy, or name and version of a format, found {type(sharded).__name__}"
+        )
     return sharded
 
 
@@ -180,7 +163,7 @@ def load(
     checkpoint_dir: Folder,
     sharded_strategy: LoadShardedStrategy | tuple[str, int] | None = None,
     common_strategy: LoadCommonStrategy | tuple[str, int] | None = None,
-    validate_access_integrity: bool = True,  # noqa: FBT001, FBT002  Megatron Core's signature
+    validate_access_integrity: bool = True,
     strict: str | StrictHandling = StrictHandling.ASSUME_OK_UNEXPECTED,
     *,
     process_group: Any = None,
@@ -291,8 +274,7 @@ def load_content_metadata(
     """
     if preloaded_state_dict is None:
         if checkpoint_dir is None:
-            msg = "checkpoint_dir: must be given without preloaded_state_dict, but both are None"
-            raise ArgumentError(msg)
+            raise ArgumentError("checkpoint_dir: must be given without preloaded_state_dict, but both are None")
         preloaded_state_dict = load_common_state_dict(checkpoint_dir)
     return preloaded_state_dict.get(_CONTENT)
 

@@ -43,17 +43,6 @@ from trackbed.megatron.checkpoints.strategy_base import (
     StrategyAction,
 )
 
-__all__ = [
-    "TorchCommonLoadStrategy",
-    "TorchCommonSaveStrategy",
-    "TorchDistLoadShardedStrategy",
-    "TorchDistSaveShardedStrategy",
-    "default_strategies",
-    "get_default_strategy",
-    "register_default_strategies",
-    "register_default_strategy",
-]
-
 logger = logging.getLogger(__name__)
 
 _FORMAT: Final = ("torch_dist", 1)
@@ -72,8 +61,9 @@ def get_default_strategy(action: StrategyAction, backend: str, version: int) -> 
     try:
         return default_strategies[action.value][backend, version]
     except KeyError as error:
-        msg = f"format: {action.value} must know {backend!r} of version {version}, but does not"
-        raise CheckpointError(msg) from error
+        raise CheckpointError(
+            f"format: {action.value} must know {backend!r} of version {version}, but does not"
+        ) from error
 
 
 def register_default_strategy(
@@ -100,11 +90,11 @@ class TorchDistSaveShardedStrategy(AsyncSaveShardedStrategy):
         self,
         backend: str = "torch_dist",
         version: int = 1,
-        keep_only_main_replica: bool = True,  # noqa: FBT001, FBT002  Megatron Core's signature
+        keep_only_main_replica: bool = True,
         thread_count: int = 2,
-        cached_metadata: bool = False,  # noqa: FBT001, FBT002
+        cached_metadata: bool = False,
         separation_hint: str | None = None,
-        cpu_shm_mode: bool = False,  # noqa: ARG002, FBT001, FBT002
+        cpu_shm_mode: bool = False,
     ) -> None:
         super().__init__(backend, version)
         self.keep_only_main_replica = keep_only_main_replica
@@ -116,7 +106,7 @@ class TorchDistSaveShardedStrategy(AsyncSaveShardedStrategy):
         self,
         sharded_state_dict: Any,
         checkpoint_dir: str | Path,
-        async_strategy: str | None = None,  # noqa: ARG002
+        async_strategy: str | None = None,
     ) -> AsyncRequest:
         """Collective over all ranks: plans a save, and returns a request that writes the files.
 
@@ -194,8 +184,8 @@ class TorchDistLoadShardedStrategy(LoadShardedStrategy):
 
     def __init__(
         self,
-        cache_metadata: bool = False,  # noqa: FBT001, FBT002  Megatron Core's signature
-        stream_ckpt_dequant: bool = True,  # noqa: ARG002, FBT001, FBT002
+        cache_metadata: bool = False,
+        stream_ckpt_dequant: bool = True,
         checkpoint_name: str | Path | None = None,
     ) -> None:
         super().__init__()
@@ -209,7 +199,7 @@ class TorchDistLoadShardedStrategy(LoadShardedStrategy):
         self,
         sharded_state_dict: Any,
         checkpoint_dir: str | Path,
-        async_strategy: str | None = None,  # noqa: ARG002
+        async_strategy: str | None = None,
     ) -> Any:
         """Collective over all ranks: loads tensors and objects.
 
@@ -238,7 +228,7 @@ class TorchDistLoadShardedStrategy(LoadShardedStrategy):
             values = iter(load_shards(shards, folder, meeting, exchange=exchange))
             return dict_list_map_outplace(lambda _: next(values), sharded_state_dict)
 
-    def load_tensors_metadata(self, checkpoint_dir: str | Path, metadata: Any = None) -> dict[str, ShardedTensor]:  # noqa: ARG002
+    def load_tensors_metadata(self, checkpoint_dir: str | Path, metadata: Any = None) -> dict[str, ShardedTensor]:
         """Describes each tensor of a checkpoint, whole and without data, by key."""
         return _describe_tensors(open_folder(Path(checkpoint_dir)))
 

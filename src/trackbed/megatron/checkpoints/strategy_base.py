@@ -7,18 +7,6 @@ from typing import Any, Final
 
 from trackbed.megatron.checkpoints.async_requests import AsyncCallsQueue, AsyncRequest
 
-__all__ = [
-    "AsyncSaveShardedStrategy",
-    "LoadCommonStrategy",
-    "LoadShardedStrategy",
-    "LoadStrategyBase",
-    "SaveCommonStrategy",
-    "SaveShardedStrategy",
-    "SaveStrategyBase",
-    "StrategyAction",
-    "async_calls",
-]
-
 
 class StrategyAction(Enum):
     """Kinds of strategies."""
@@ -81,7 +69,7 @@ class LoadCommonStrategy(LoadStrategyBase):
     def load_sharded_objects(self, sharded_objects_state_dict: Any, checkpoint_dir: str | Path) -> Any:
         """Returns the state dictionary with objects in the place of their entries."""
 
-    def load_sharded_metadata(self, checkpoint_dir: str | Path) -> Any:  # noqa: ARG002  for subclasses
+    def load_sharded_metadata(self, checkpoint_dir: str | Path) -> Any:
         """Returns descriptions of the objects; none if the strategy does not load them."""
         if not self.can_handle_sharded_objects:
             return {}
@@ -103,13 +91,15 @@ class LoadShardedStrategy(LoadStrategyBase):
         """Returns descriptions of tensors and objects."""
         if not self.can_handle_sharded_objects:
             return self.load_tensors_metadata(checkpoint_dir)
-        msg = f"{type(self).__name__}: load_sharded_metadata must be implemented to list objects, but is not"
-        raise NotImplementedError(msg)
+        raise NotImplementedError(
+            f"{type(self).__name__}: load_sharded_metadata must be implemented to list objects, but is not"
+        )
 
     def remove_sharded_tensors(self, checkpoint_dir: str | Path, key_prefix: str) -> None:
         """Removes the tensors whose keys begin with a prefix."""
-        msg = f"{type(self).__name__}: remove_sharded_tensors must be implemented to remove tensors, but is not"
-        raise NotImplementedError(msg)
+        raise NotImplementedError(
+            f"{type(self).__name__}: remove_sharded_tensors must be implemented to remove tensors, but is not"
+        )
 
 
 class SaveCommonStrategy(SaveStrategyBase):

@@ -24,21 +24,6 @@ from trackbed.megatron.checkpoints.strategy_base import (
     StrategyAction,
 )
 
-__all__ = [
-    "StrictHandling",
-    "adjust_non_strict_load",
-    "check_main_replicas",
-    "determine_global_metadata",
-    "determine_missing_and_unexpected_keys",
-    "log_common_differences",
-    "maybe_report_missing_and_unexpected_keys",
-    "parse_strict_flag",
-    "validate_integrity_and_strict_load",
-    "validate_sharded_objects_handling",
-    "validate_sharding_integrity",
-    "verify_checkpoint_and_load_strategy",
-]
-
 logger = logging.getLogger(__name__)
 
 Shard = ShardedTensor | ShardedObject
@@ -85,14 +70,13 @@ def parse_strict_flag(strict: str | StrictHandling) -> StrictHandling:
         return StrictHandling(strict)
     except ValueError as error:
         names = ", ".join(value.value for value in StrictHandling)
-        msg = f"strict: must be one of {names}, found {strict!r}"
-        raise ValueError(msg) from error
+        raise ValueError(f"strict: must be one of {names}, found {strict!r}") from error
 
 
 def validate_integrity_and_strict_load(
     sharded_state_dict: Tree,
     strict: StrictHandling,
-    validate_access_integrity: bool,  # noqa: FBT001  Megatron Core's signature
+    validate_access_integrity: bool,
     local_metadata: Sequence[Shard] | None = None,
     global_metadata: Sequence[Sequence[Shard]] | None = None,
     ckpt_sharded_metadata: Mapping[str, Shard] | None = None,
@@ -117,8 +101,7 @@ def validate_integrity_and_strict_load(
     unexpected: set[str] = set()
     if StrictHandling.requires_explicit_ckpt_mismatch_check(strict):
         if ckpt_sharded_metadata is None:
-            msg = "ckpt_sharded_metadata: must be given to compare keys, but is None"
-            raise CheckpointError(msg)
+            raise CheckpointError("ckpt_sharded_metadata: must be given to compare keys, but is None")
         own = list(nested_values(sharded_state_dict)) if local_metadata is None else local_metadata
         others = global_metadata if StrictHandling.requires_global_app_metadata(strict) else None
         missing, unexpected = determine_missing_and_unexpected_keys(ckpt_sharded_metadata, own, others)
@@ -130,8 +113,7 @@ def validate_integrity_and_strict_load(
             maybe_report_missing_and_unexpected_keys(missing, unexpected, raises)
     if validate_access_integrity:
         if global_metadata is None:
-            msg = "global_metadata: must be given to check the entries of all ranks, but is None"
-            raise CheckpointError(msg)
+            raise CheckpointError("global_metadata: must be given to check the entries of all ranks, but is None")
         validate_sharding_integrity(global_metadata)
     return sharded_state_dict, missing, unexpected
 
@@ -147,12 +129,10 @@ def verify_checkpoint_and_load_strategy(
         CheckpointError: the folder is missing, or is not a distributed checkpoint.
     """
     if not Path(checkpoint_dir).is_dir():
-        msg = f"Checkpoint directory {checkpoint_dir} does not exist"
-        raise CheckpointError(msg)
+        raise CheckpointError(f"Checkpoint directory {checkpoint_dir} does not exist")
     config = maybe_load_config(checkpoint_dir)
     if config is None:
-        msg = f"{checkpoint_dir} is not a distributed checkpoint"
-        raise CheckpointError(msg)
+        raise CheckpointError(f"{checkpoint_dir} is not a distributed checkpoint")
     own = (
         (config.sharded_backend, config.sharded_backend_version),
         (config.common_backend, config.common_backend_version),
@@ -205,7 +185,7 @@ def determine_missing_and_unexpected_keys(
 def maybe_report_missing_and_unexpected_keys(
     missing_keys: Collection[str],
     unexpected_keys: Collection[str],
-    raise_error: bool = True,  # noqa: FBT001, FBT002  Megatron Core's signature
+    raise_error: bool = True,
 ) -> None:
     """Raises, or logs, that keys differ.
 
@@ -285,5 +265,6 @@ def validate_sharded_objects_handling(sharded_strategy: Any, common_strategy: An
         CheckpointError: neither does.
     """
     if not sharded_strategy.can_handle_sharded_objects and not common_strategy.can_handle_sharded_objects:
-        msg = f"strategies: one must handle objects, but neither {sharded_strategy} nor {common_strategy} does"
-        raise CheckpointError(msg)
+        raise CheckpointError(
+            f"strategies: one must handle objects, but neither {sharded_strategy} nor {common_strategy} does"
+        )

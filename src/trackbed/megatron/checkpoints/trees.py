@@ -12,15 +12,6 @@ import torch
 from trackbed.checkpoint.state.factory import ShardedTensorFactory
 from trackbed.checkpoint.state.tree import Path, Tree, nested_items_iter
 
-__all__ = [
-    "apply_factories",
-    "dict_list_map_inplace",
-    "dict_map",
-    "dict_map_with_key",
-    "inspect_types",
-    "map_reduce",
-]
-
 
 def dict_map(f: Callable[[Any], Any], d: Tree) -> None:
     """Replaces each leaf of a tree by `f(leaf)`."""

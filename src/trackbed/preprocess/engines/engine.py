@@ -9,8 +9,6 @@ from typing import Any, Final, Protocol
 
 from trackbed.preprocess.worker_pool import JobResult, run_job
 
-__all__ = ["ASKED", "Attempt", "Engine", "InProcessEngine", "ask_one_worker", "run_pickled"]
-
 ASKED: Final = -1
 """Number of the task that `ask_hosts` runs."""
 
@@ -109,7 +107,7 @@ class InProcessEngine:
         """Queues a task."""
         self._waiting.append((number, task))
 
-    def wait(self, timeout_seconds: float) -> list[Attempt]:  # noqa: ARG002  signature of an engine
+    def wait(self, timeout_seconds: float) -> list[Attempt]:
         """Runs the next task, however long it takes."""
         return [self._run(*self._waiting.popleft())] if self._waiting else []
 

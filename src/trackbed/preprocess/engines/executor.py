@@ -9,8 +9,6 @@ from trackbed.errors import TrackbedError
 from trackbed.preprocess.engines.engine import Attempt, ask_one_worker, run_pickled
 from trackbed.preprocess.worker_pool import JobResult
 
-__all__ = ["ExecutorEngine"]
-
 
 class ExecutorEngine:
     """Engine over an executor, such as those of Dask, MPI or a process pool.
@@ -47,8 +45,9 @@ class ExecutorEngine:
             future = self._opened.submit(run_pickled, self._work, pickle.dumps(task))
         except RuntimeError as error:  # a broken executor, or one that was shut down
             way = "give a function that creates one, so that it can be replaced" if self._create is None else "see why"
-            msg = f"{task}: the executor must take this task, found that it does not: {error}; {way}"
-            raise TrackbedError(msg) from error
+            raise TrackbedError(
+                f"{task}: the executor must take this task, found that it does not: {error}; {way}"
+            ) from error
         self._in_flight[future] = number
 
     def wait(self, timeout_seconds: float) -> list[Attempt]:
@@ -77,8 +76,7 @@ class ExecutorEngine:
     @property
     def _opened(self) -> Executor:
         if self._executor is None:
-            msg = "the engine must have an executor, found that it is closed"
-            raise TrackbedError(msg)
+            raise TrackbedError("the engine must have an executor, found that it is closed")
         return self._executor
 
     def _end(self, future: "Future[JobResult]", *, is_certain: bool) -> Attempt:

@@ -9,8 +9,6 @@ from typing import Any
 from trackbed.preprocess.engines.engine import Attempt, ask_one_worker, run_pickled
 from trackbed.preprocess.worker_pool import FinishedJob, WorkerDiedError, WorkerPool
 
-__all__ = ["ProcessEngine"]
-
 
 class ProcessEngine:
     """Local pool of processes.

@@ -12,8 +12,6 @@ from trackbed.datasets.extras import require
 from trackbed.errors import ArgumentError
 from trackbed.preprocess.engines.engine import ASKED, Attempt, run_pickled
 
-__all__ = ["RayEngine"]
-
 _REFRESH_SECONDS: Final = 5.0
 _CONNECT_SECONDS: Final = 10.0
 
@@ -57,8 +55,9 @@ class RayEngine:
                 ray.init(address=address, log_to_driver=False, logging_level="warning", **mine)
             except (ConnectionError, RuntimeError, ValueError) as error:
                 first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-                msg = f"RAY_ADDRESS: must be the address of a running cluster of Ray, found {address!r}: {first}"
-                raise ArgumentError(msg) from error
+                raise ArgumentError(
+                    f"RAY_ADDRESS: must be the address of a running cluster of Ray, found {address!r}: {first}"
+                ) from error
         return cls(ray, work, is_owner=is_owner)
 
     @property
@@ -128,5 +127,6 @@ def _check_answers(address: str) -> None:
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS).close()
     except (OSError, OverflowError) as error:
-        msg = f"RAY_ADDRESS: must be the address of a running cluster of Ray, found {address!r}: {error}"
-        raise ArgumentError(msg) from None
+        raise ArgumentError(
+            f"RAY_ADDRESS: must be the address of a running cluster of Ray, found {address!r}: {error}"
+        ) from None

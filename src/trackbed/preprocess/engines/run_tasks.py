@@ -8,8 +8,6 @@ from typing import Any, Final
 from trackbed.errors import TrackbedError
 from trackbed.preprocess.engines.engine import Attempt, Engine
 
-__all__ = ["MAX_RETRIES", "FailedAttempt", "run_tasks"]
-
 MAX_RETRIES: Final = 3
 """Retries of a task whose worker died."""
 
@@ -94,8 +92,9 @@ class _Run:
     def _retry(self, attempt: Attempt, task: Any, how: str) -> None:
         deaths = self._deaths[attempt.number] = self._deaths.get(attempt.number, 0) + 1
         if deaths > MAX_RETRIES:
-            msg = f"{task}: a worker must survive this task, found that {deaths} have died, the last one: {how}"
-            raise TrackbedError(msg)
+            raise TrackbedError(
+                f"{task}: a worker must survive this task, found that {deaths} have died, the last one: {how}"
+            )
         self._on_failure(FailedAttempt(str(task), deaths, how))
         is_alone = deaths == MAX_RETRIES and not attempt.is_certain
         (self._alone if is_alone else self._again).append((attempt.number, task))

@@ -11,8 +11,6 @@ from trackbed.preprocess.plan import InputChunk
 from trackbed.preprocess.report import BAD_SHOWN
 from trackbed.preprocess.tokenise import TokenisedChunk
 
-__all__ = ["BadLine", "ShardCounts"]
-
 _MAX_REASON: Final = 500
 
 
@@ -98,8 +96,7 @@ class ShardCounts:
     def _add_bad(self, segment: InputSegment, line: int, reason: str) -> None:
         if not self.skip_bad:
             before = count_lines_before(segment.file, self.segments[0].start) if self._is_inside else 0
-            msg = f"{segment.file.name}:{before + line + 1}: {reason}"
-            raise FormatError(msg)
+            raise FormatError(f"{segment.file.name}:{before + line + 1}: {reason}")
         self.bad += 1
         if len(self.first_bad) < BAD_SHOWN:
             self.first_bad.append(BadLine(segment.file.name, line, self._is_inside, reason[:_MAX_REASON]))

@@ -21,8 +21,6 @@ from trackbed.tokens.commit import PairFiles, locked_pair
 from trackbed.tokens.paths import get_seal_path
 from trackbed.tokens.seal import Seal, parse_seal, read_seal
 
-__all__ = ["FolderShard", "Shard", "StoreShard", "Wanted", "open_shard"]
-
 _MAX_SEAL_BYTES: Final = 16 << 20
 
 
@@ -48,8 +46,9 @@ class Wanted:
         if self.overwrite:
             return False
         where, why = get_seal_path(self.prefix), self._why(found)
-        msg = f"{where}: the shard must have been made in the same way, found {why}; --overwrite replaces it"
-        raise ArgumentError(msg)
+        raise ArgumentError(
+            f"{where}: the shard must have been made in the same way, found {why}; --overwrite replaces it"
+        )
 
     def _why(self, found: Seal) -> str:
         if found.recipe is None:
@@ -173,8 +172,7 @@ class StoreShard:
     def publish(self, builder: IndexedDatasetBuilder, *, sign: Callable[[Seal], Seal]) -> Seal:
         """See `Shard`."""
         if self._folder is None:
-            msg = f"{self.wanted.prefix}: a builder must have been opened, found none"
-            raise ArgumentError(msg)
+            raise ArgumentError(f"{self.wanted.prefix}: a builder must have been opened, found none")
         builder.finalize_by(self._commit, get_idx_path(f"{self._folder.name}/shard"), sign=sign)
         return _still_there(self)
 
@@ -184,7 +182,7 @@ class StoreShard:
             self._folder.cleanup()
             self._folder = None
 
-    def _commit(self, partials: PairFiles, finals: PairFiles) -> None:  # noqa: ARG002  the files have no local names
+    def _commit(self, partials: PairFiles, finals: PairFiles) -> None:
         if self.find() is not None:
             return
         for path in (get_seal_path, get_idx_path):  # in this order: no .idx beside a .bin of another writer
@@ -209,11 +207,10 @@ class StoreShard:
             return
         if (found.bin, found.idx) != (mine.bin, mine.idx):
             stores.delete_object(self._address(get_seal_path))
-            msg = (
+            raise ArgumentError(
                 f"{self.wanted.prefix}: one run at a time must write shards there, found the seal of another; it is "
                 "removed, as the files of the shard were replaced: run one of the two again"
             )
-            raise ArgumentError(msg)
 
     def _read_seal(self) -> Seal:
         seal = self._address(get_seal_path)
@@ -257,8 +254,7 @@ def _still_there(shard: Shard) -> Seal:
     """Returns the seal of a shard that was just published, by this worker or another."""
     found = shard.find()
     if found is None:
-        msg = f"{shard.wanted.prefix}: the files of the shard must stay as they were written, found others"
-        raise FormatError(msg)
+        raise FormatError(f"{shard.wanted.prefix}: the files of the shard must stay as they were written, found others")
     return found
 
 

@@ -16,8 +16,6 @@ import numpy.typing as npt
 from trackbed.errors import ArgumentError
 from trackbed.preprocess.inputs import Compression, InputFile, InputFormat
 
-__all__ = ["MAX_SHARDS", "FileRange", "ShardPlan", "is_cut_anywhere", "plan_shards"]
-
 MAX_SHARDS: Final = 1_000_000
 """Maximum number of shards: file systems and stores list this many names in acceptable time."""
 
@@ -98,8 +96,9 @@ def plan_shards(sizes: Sequence[int], cut_anywhere: Sequence[bool], *, shard_byt
     plan = ShardPlan(starts, np.asarray(cut_anywhere, dtype=np.bool_), shard_bytes)
     if len(plan) > MAX_SHARDS:
         least = -(-plan.total_bytes // MAX_SHARDS)
-        msg = f"shard_bytes must be at least {least:,} for {plan.total_bytes:,} bytes of input, found {shard_bytes:,}"
-        raise ArgumentError(msg)
+        raise ArgumentError(
+            f"shard_bytes must be at least {least:,} for {plan.total_bytes:,} bytes of input, found {shard_bytes:,}"
+        )
     return plan
 
 

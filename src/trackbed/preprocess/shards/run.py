@@ -46,8 +46,6 @@ from trackbed.tokens.seal import Seal
 from trackbed.tokens.shard_list import SHARD_LIST_SUFFIX, shard_list_text
 from trackbed.version import __version__
 
-__all__ = ["preprocess_shards"]
-
 _THREADS: Final = 16  # they wait for the file system, or the store
 _STORE_THREADS: Final = 64
 _AT_ONCE: Final = 1024
@@ -120,8 +118,7 @@ def preprocess_shards(
 
 def _plan(config: PreprocessConfig, inputs: Inputs) -> ShardPlan:
     if config.shard_bytes is None:
-        msg = f"{config.output}: shards must have a size, found no shard_bytes"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"{config.output}: shards must have a size, found no shard_bytes")
     return plan_shards(
         [file.size_bytes for file in inputs.files],
         list(map(is_cut_anywhere, inputs.files)),
@@ -154,11 +151,10 @@ def _check_others(config: PreprocessConfig, output: str, num_shards: int) -> Non
     found = [match[1] for match in (name.fullmatch(one.rpartition("/")[2]) for one in names) if match is not None]
     other = next((number for number in found if int(number) != num_shards), None)
     if other is not None:
-        msg = (
+        raise ArgumentError(
             f"{output}: the output must have no shards that are cut in another way, found some of {int(other)}, "
             f"now {num_shards}; remove them, or --overwrite leaves them beside the new ones"
         )
-        raise ArgumentError(msg)
 
 
 def _spec(
@@ -196,8 +192,7 @@ def _spec(
 def _fingerprint_of(found: Any, what: str) -> str:
     fingerprint = getattr(found, "fingerprint", None)
     if not fingerprint:
-        msg = f"{type(found).__name__}: a {what} must have a fingerprint to write shards, found none"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"{type(found).__name__}: a {what} must have a fingerprint to write shards, found none")
     return str(fingerprint)
 
 
@@ -251,8 +246,9 @@ def _ask_hosts(engine: Engine) -> None:
         if attempt.error is not None:
             raise attempt.error
         if attempt.death is not None:
-            msg = f"every host must answer before the first shard, found that a worker ended: {attempt.death}"
-            raise TrackbedError(msg)
+            raise TrackbedError(
+                f"every host must answer before the first shard, found that a worker ended: {attempt.death}"
+            )
 
 
 def _write_list(spec: ShardSpec) -> None:

@@ -12,8 +12,6 @@ from trackbed.preprocess.input_segments import InputSegment
 from trackbed.preprocess.splitter import SentenceSplitter
 from trackbed.preprocess.tokenise import BatchTokenizer
 
-__all__ = ["Probe", "ShardSpec", "ShardTask", "made_by", "recipe_of", "shard_prefix", "shard_stem"]
-
 
 @dataclass(frozen=True, slots=True)
 class Probe:

@@ -15,8 +15,6 @@ from trackbed.preprocess.shards.plan import ShardPlan
 from trackbed.preprocess.shards.spec import ShardSpec
 from trackbed.tokens.seal import Seal
 
-__all__ = ["Totals"]
-
 
 class Totals:
     """Running sums over shards, added in any order. Holds a few bytes for each shard.
@@ -56,8 +54,9 @@ class Totals:
             for number, (path, line, is_relative, reason) in enumerate(counts["first_bad"]):
                 insort(self._first_bad, (shard, number, [str(path), int(line), bool(is_relative), str(reason)]))
         except (ValueError, TypeError, KeyError, OverflowError) as error:
-            msg = f"shard {shard}: its seal must have the counts of docs/formats/indexed.md, found {error!r}"
-            raise FormatError(msg) from error
+            raise FormatError(
+                f"shard {shard}: its seal must have the counts of docs/formats/indexed.md, found {error!r}"
+            ) from error
         del self._first_bad[BAD_SHOWN:]
         self.done_bytes += self._plan.size_bytes(shard)
 

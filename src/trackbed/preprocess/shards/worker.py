@@ -28,8 +28,6 @@ from trackbed.tokens.paths import get_seal_path
 from trackbed.tokens.seal import Seal
 from trackbed.version import __version__
 
-__all__ = ["ShardWorker", "find_shard"]
-
 
 class ShardWorker:
     """Callable that makes the shard of a task; picklable.
@@ -95,11 +93,10 @@ class ShardWorker:
         except FileNotFoundError:
             found = ""
         if found != probe.content:
-            msg = (
+            raise TrackbedError(
                 f"{socket.gethostname()}: must see the file {probe.path} as the driver has written it, found "
                 f"{'another' if found else 'none'}: every host must have the folder of the output under this path"
             )
-            raise TrackbedError(msg)
 
     def _check_store(self) -> None:
         """Makes a request to the store of the output: hosts have credentials of their own."""
@@ -110,11 +107,10 @@ class ShardWorker:
         except FileNotFoundError:
             pass
         except (StoreError, ArgumentError) as error:
-            msg = (
+            raise TrackbedError(
                 f"{socket.gethostname()}: must be able to read from the store of the output, found: {error}; "
                 "credentials and endpoint in the environment of the driver do not reach other hosts: set them there"
-            )
-            raise TrackbedError(msg) from None
+            ) from None
 
     @cached_property
     def _tokenise(self) -> ChunkTokenizer:
@@ -130,14 +126,14 @@ class ShardWorker:
                     special_tokens=tokenizer.special_tokens,
                 )
             except ArgumentError as error:
-                msg = f"{socket.gethostname()}: must be able to open the tokenizer of the driver, found: {error}"
-                raise TrackbedError(msg) from error
+                raise TrackbedError(
+                    f"{socket.gethostname()}: must be able to open the tokenizer of the driver, found: {error}"
+                ) from error
             if str(tokenizer.fingerprint) != spec.tokenizer_fingerprint:
-                msg = (
+                raise TrackbedError(
                     f"{socket.gethostname()}: the tokenizer {name} must be that of the driver, with the fingerprint "
                     f"{spec.tokenizer_fingerprint}, found {tokenizer.fingerprint}"
                 )
-                raise TrackbedError(msg)
         return ChunkTokenizer(
             tokenizer=tokenizer,
             keys=spec.json_keys,
@@ -201,12 +197,14 @@ def _check_unchanged(file: InputFile) -> None:
         return  # every request has named its tag
     status = file.path.stat()
     if (status.st_size, str(status.st_mtime_ns)) != (file.size_bytes, file.version):
-        msg = f"{file.path}: a file must not change while it is tokenised, found another size or modification time"
-        raise FormatError(msg)
+        raise FormatError(
+            f"{file.path}: a file must not change while it is tokenised, found another size or modification time"
+        )
 
 
 def _open_worker(version: str, spec: bytes) -> ShardWorker:
     if version != __version__:
-        msg = f"{socket.gethostname()}: Trackbed must have the version of the driver, {version}, found {__version__}"
-        raise TrackbedError(msg)
+        raise TrackbedError(
+            f"{socket.gethostname()}: Trackbed must have the version of the driver, {version}, found {__version__}"
+        )
     return ShardWorker(pickle.loads(spec))

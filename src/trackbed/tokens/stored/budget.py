@@ -9,8 +9,6 @@ from typing import Final
 
 from trackbed.cancellation import check_cancelled
 
-__all__ = ["BUDGET", "FetchBudget"]
-
 _POLL_SECONDS: Final = 0.005
 _UNLIMITED: Final = (1 << 63) - 1
 

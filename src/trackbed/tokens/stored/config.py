@@ -8,8 +8,6 @@ from typing import Final
 from trackbed.errors import ArgumentError
 from trackbed.files.stores import is_address, redact
 
-__all__ = ["ObjectStorageConfig", "S3Config", "default_idx_cache"]
-
 _DEFAULT_BYTES: Final = 256 << 20
 
 
@@ -32,14 +30,15 @@ class ObjectStorageConfig:
         """Checks the fields."""
         folder = self.path_to_idx_cache
         if not isinstance(folder, (str, os.PathLike)) or not os.fspath(folder) or "\0" in os.fspath(folder):
-            msg = f"path_to_idx_cache must be the path of a folder, found {folder!r}"
-            raise ArgumentError(msg)
+            raise ArgumentError(f"path_to_idx_cache must be the path of a folder, found {folder!r}")
         if is_address(folder):
-            msg = f"path_to_idx_cache must be a folder on this host, found the address {redact(os.fspath(folder))}"
-            raise ArgumentError(msg)
+            raise ArgumentError(
+                f"path_to_idx_cache must be a folder on this host, found the address {redact(os.fspath(folder))}"
+            )
         if type(self.bin_chunk_nbytes) is not int or self.bin_chunk_nbytes < 1:
-            msg = f"bin_chunk_nbytes must be a whole number of at least 1, found {self.bin_chunk_nbytes!r}"
-            raise ArgumentError(msg)
+            raise ArgumentError(
+                f"bin_chunk_nbytes must be a whole number of at least 1, found {self.bin_chunk_nbytes!r}"
+            )
 
 
 S3Config = ObjectStorageConfig

@@ -9,8 +9,6 @@ from trackbed.errors import ArgumentError
 from trackbed.files import stores
 from trackbed.files.stores import Address, parse_address
 
-__all__ = ["find_stored_pairs", "match_objects", "object_exists"]
-
 _HIDDEN: Final = r"(?!\.)"
 """No pattern matches a name that begins with a dot."""
 
@@ -65,6 +63,5 @@ def find_stored_pairs(folder: str) -> list[str]:
         if address.endswith(suffix) and "/" not in address.removeprefix(base)
     }
     if not found:
-        msg = f"{folder}: there must be a pair, or a folder with .bin and .idx objects, found neither"
-        raise ArgumentError(msg)
+        raise ArgumentError(f"{folder}: there must be a pair, or a folder with .bin and .idx objects, found neither")
     return sorted(found)

@@ -42,8 +42,6 @@ from trackbed.files.stores.waiting import call_all
 from trackbed.tokens.idx_header import HEADER_BYTES, decode_header
 from trackbed.tokens.length_checksum import checksum_lengths
 
-__all__ = ["StoredIndex", "await_marks", "fetch_indexes"]
-
 _FORMAT: Final = "trackbed-idx-copy"
 _VERSION: Final = 1
 _NOT_ON_DISK: Final = re.compile(rb'"is_on_disk":\s*(?P<word>false)')
@@ -159,10 +157,9 @@ class StoredIndex:
         except OSError as error:
             if isinstance(error, FileNotFoundError) and error.filename == self.address.text:
                 raise
-            msg = (
+            raise ArgumentError(
                 f"{self.folder}: path_to_idx_cache must be a folder with space for copies of .idx files, found: {error}"
-            )
-            raise ArgumentError(msg) from error
+            ) from error
 
     def _fetch(self, stamp: ObjectStamp) -> Path:
         copied = self._copy(stamp)
@@ -324,8 +321,9 @@ def _lengths_in(path: Path, where: str) -> npt.NDArray[np.int32]:
     with path.open("rb") as file:
         header = decode_header(file.read(HEADER_BYTES), path=where)
     if header.pointers_at > path.stat().st_size:
-        msg = f"{where}: {header.sequence_count} lengths must end in the file, found {path.stat().st_size} bytes"
-        raise FormatError(msg)
+        raise FormatError(
+            f"{where}: {header.sequence_count} lengths must end in the file, found {path.stat().st_size} bytes"
+        )
     if not header.sequence_count:
         return np.empty(0, dtype="<i4")
     return np.memmap(path, dtype="<i4", mode="r", offset=HEADER_BYTES, shape=(header.sequence_count,))

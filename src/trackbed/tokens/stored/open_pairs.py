@@ -11,8 +11,6 @@ from trackbed.tokens.idx_header import HEADER_BYTES, Header, decode_header
 from trackbed.tokens.paths import get_bin_path, get_idx_path
 from trackbed.tokens.stored.index_cache import StoredIndex
 
-__all__ = ["open_stored_pair", "open_stored_pairs", "stored_pair_exists"]
-
 _END_BYTES: Final = 4096
 
 
@@ -58,14 +56,14 @@ def open_stored_pair(prefix: str, folder: str, *, multimodal: bool = False) -> P
     """
     (found,) = open_stored_pairs([prefix], folder)
     if isinstance(found, FileNotFoundError):
-        msg = f"{prefix}: a .bin and an .idx object must exist, missing {found.filename}"
-        raise ArgumentError(msg) from found
+        raise ArgumentError(f"{prefix}: a .bin and an .idx object must exist, missing {found.filename}") from found
     if isinstance(found, Exception):
         raise found
     wanted = found.ends.header.size_bytes + found.ends.header.sequence_count
     if multimodal and found.ends.size_bytes != wanted:
-        msg = f"{get_idx_path(prefix)}: an index with modes must have {wanted} bytes, found {found.ends.size_bytes}"
-        raise FormatError(msg)
+        raise FormatError(
+            f"{get_idx_path(prefix)}: an index with modes must have {wanted} bytes, found {found.ends.size_bytes}"
+        )
     return found
 
 

@@ -15,8 +15,6 @@ from trackbed.files import stores
 from trackbed.files.stores import Address, ObjectRange, ObjectStamp, parse_address
 from trackbed.tokens.stored.budget import BUDGET
 
-__all__ = ["FetchedRange", "StoredSource", "fetch_ranges", "join_ranges", "read_spans"]
-
 _GAP_BYTES: Final = 4096
 """Bytes between two ranges that are fetched with them: less than another request costs."""
 _GAP_SHARE: Final = 20
@@ -84,8 +82,7 @@ def read_spans(
     for number, start, stop in ranges:
         if not 0 <= start <= stop <= sources[number].stamp.size_bytes:
             where = f"{sources[number].address.text}: a read of bytes [{start}, {stop}) must lie inside the file"
-            msg = f"{where}, which has {sources[number].stamp.size_bytes}"
-            raise FormatError(msg)
+            raise FormatError(f"{where}, which has {sources[number].stamp.size_bytes}")
     joined = join_ranges(np.array(ranges, dtype=np.int64).reshape(-1, 3))
     size_bytes = int((joined[:, 2] - joined[:, 1]).sum())
     if size_bytes > BUDGET.half and len(spans) > 1:
