@@ -46,10 +46,6 @@ def plan_weights(
         `[K]` weights, of which only the proportions matter, or None to take all samples of every dataset once; and the
         size.
 
-    Raises:
-        PlanError: all weights are 0 or their sum is infinite; or epochs give too many samples, or leave none of the
-            size to the others.
-
     >>> web, code = (
     ...     DatasetRequest(measure=measure, amount=amount, tokens=800, split_tokens=800)
     ...     for measure, amount in (("weight", 3.0), ("epochs", 2.0))

@@ -111,11 +111,7 @@ def build_generic_dataset(
 
 
 def _construct_first(cls: Callable[..., Any], *args: Any) -> Any:
-    """`cls(*args)` on the rank that writes its files.
-
-    Raises:
-        CacheError: it raised an OSError.
-    """
+    """`cls(*args)` on the rank that writes its files."""
     try:
         return cls(*args)
     except OSError as error:

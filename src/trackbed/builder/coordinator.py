@@ -80,9 +80,6 @@ class Coordinator:
             wanted: `[E]` indices that this rank wants.
             request: gives what this rank asks for, to compare with other ranks; not called in a group of one.
             is_last: True if no other round follows.
-
-        Raises:
-            CollectiveError: ranks want different datasets.
         """
         is_alone = self._group.size == 1
         names = "" if is_alone else "\n".join(one.entry.stem for one in wanted)

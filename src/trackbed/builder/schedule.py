@@ -52,9 +52,6 @@ def plan_tasks(tasks: Sequence[Task], num_ranks: int) -> Plan:
         tasks: `[T]` what is to be done.
         num_ranks: R, at least 1.
 
-    Raises:
-        ArgumentError: there is no rank.
-
     >>> tasks = [Task("a", 3), Task("b", 3), Task("c", 2), Task("d", 2), Task("e", 2), Task("f", 1, is_blend=True)]
     >>> plan = plan_tasks(tasks, 2)
     >>> plan.by_rank, plan.makespan, plan.lower_bound

@@ -156,11 +156,7 @@ class _Writer:
                 self._background[name].filled(header_bytes + count * array.strides[0])
 
     def complete(self, arrays: Arrays) -> NewEntry:
-        """Completes the files of the entry.
-
-        Raises:
-            CacheError: a file cannot be written.
-        """
+        """Completes the files of the entry."""
         self._make_folders()
         description = self._entry.description.encode()
         files = [CompleteFile([description], _sum_of(b"", 0, description))]

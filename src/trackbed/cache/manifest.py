@@ -75,12 +75,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 
 def read_manifest(path: str) -> Manifest | None:
-    """Reads the manifest at `path`; returns None if there is none.
-
-    Raises:
-        FormatError: the file is not a manifest.
-        OSError: it cannot be read.
-    """
+    """Reads the manifest at `path`; returns None if there is none."""
     try:
         raw = read_regular(path)
     except FileNotFoundError:
@@ -92,9 +87,6 @@ def parse_manifest(raw: bytes | memoryview, path: str) -> Manifest:
     """Parses the manifest that was read at `path`.
 
     A manifest of another version gives a manifest with that version alone, which fits no entry.
-
-    Raises:
-        FormatError: it is not a manifest.
     """
     try:
         fields = orjson.loads(raw)

@@ -46,9 +46,6 @@ def read_npy_header(raw: bytes, *, path: str | Path) -> NpyHeader:
     """Parses the first bytes of a `.npy` file.
 
     Only what `numpy.save` writes for plain numbers is understood: nothing in a header is evaluated.
-
-    Raises:
-        FormatError: they are no header of version 1.0, or of something else than numbers in C order.
     """
     if raw[:8] != _MAGIC:
         raise FormatError(f"{path}: a .npy of version 1.0 must begin with {_MAGIC!r}, found {raw[:8]!r}")
@@ -63,12 +60,7 @@ def read_npy_header(raw: bytes, *, path: str | Path) -> NpyHeader:
 
 
 def read_npy_start(path: str | Path) -> bytes:
-    """Reads as much of the file at `path` as the longest header has.
-
-    Raises:
-        FormatError: `path` is no regular file.
-        OSError: the file cannot be read.
-    """
+    """Reads as much of the file at `path` as the longest header has."""
     descriptor, _ = open_regular(path)
     try:
         return os.pread(descriptor, _LONGEST_HEADER, 0)
@@ -77,12 +69,7 @@ def read_npy_start(path: str | Path) -> bytes:
 
 
 def map_npy(path: str | Path) -> npt.NDArray[Any]:
-    """Maps the array in the file at `path` read-only; the map lives as long as the array.
-
-    Raises:
-        FormatError: the file is no `.npy`, or shorter or longer than its header says.
-        FileNotFoundError: there is no such file.
-    """
+    """Maps the array in the file at `path` read-only; the map lives as long as the array."""
     descriptor, size = open_regular(path)
     try:
         header = read_npy_header(os.pread(descriptor, _LONGEST_HEADER, 0), path=path)
@@ -106,9 +93,6 @@ def encode_npy_header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
 
     numpy.save leaves room for the first length to grow to 21 digits, and fills up, by 1 to 64 spaces, to a multiple
     of 64 bytes.
-
-    Raises:
-        ArgumentError: the type is no plain number's.
     """
     if dtype.kind not in "biuf" or not dtype.isnative:
         raise ArgumentError(f"a .npy of the cache must hold plain numbers, found {dtype}")
@@ -123,10 +107,6 @@ def create_npy(path: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple
 
     Returns:
         The array, and the map of the whole file.
-
-    Raises:
-        FileExistsError: there is a file of that name.
-        OSError: it cannot be written, or the disk is full.
     """
     header = encode_npy_header(dtype, shape)
     size = len(header) + math.prod(shape) * dtype.itemsize

@@ -160,11 +160,7 @@ def _without_side(path: Path, catalogue: Catalogue, *, is_plain: bool) -> Checkp
 
 
 def _check_size(path: Path, name: str, num_bytes: int) -> None:
-    """Checks that a file is there, and as long as the side file says.
-
-    Raises:
-        CheckpointError: it is not.
-    """
+    """Checks that a file is there, and as long as the side file says."""
     try:
         status = (path / name).stat()
     except OSError as error:
@@ -178,11 +174,7 @@ def _check_size(path: Path, name: str, num_bytes: int) -> None:
 
 
 def _open_whole(path: Path) -> CheckpointFolder:
-    """Opens a checkpoint, and checks the files that other programs read in the place of the side file.
-
-    Raises:
-        CheckpointError: there is none, or it is damaged.
-    """
+    """Opens a checkpoint, and checks the files that other programs read in the place of the side file."""
     opened = open_folder(path)
     if opened.side is not None:
         # A strategy that is used alone writes no `metadata.json`.
@@ -239,11 +231,7 @@ def load_common(path: Path) -> dict[str, Any]:
 
 
 def _take_over_others(final: Path, partial: Path) -> None:
-    """Gives all that belongs to no checkpoint a second name, in the folder that takes the place of the first.
-
-    Raises:
-        OSError: a file can be neither linked nor copied.
-    """
+    """Gives all that belongs to no checkpoint a second name, in the folder that takes the place of the first."""
     for path in final.iterdir():
         if _DATA_FILE.fullmatch(path.name) or path.name in _OWN_NAMES or (partial / path.name).exists():
             continue

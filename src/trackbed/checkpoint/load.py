@@ -259,11 +259,7 @@ def _check_coverage(shard: ShardedTensor, catalogue: Catalogue, stored: StoredTe
 
 
 def require_covered(catalogue: Catalogue, key: str, offset: tuple[int, ...], shape: tuple[int, ...]) -> None:
-    """Checks that each element of a box of a tensor is stored once.
-
-    Raises:
-        CheckpointError: one is not, or several times.
-    """
+    """Checks that each element of a box of a tensor is stored once."""
     common = catalogue.overlaps(key, offset, shape) if 0 not in shape else []
     if len(common) == 1 and common[0][1:] == (offset, tuple(map(sum, zip(offset, shape, strict=True)))):
         return

@@ -16,11 +16,7 @@ _NAMES: Final = ("common.pt", "metadata.json")
 
 
 def read_side(path: Path) -> SideFile | None:
-    """Reads the side file of a folder; None if there is none.
-
-    Raises:
-        CheckpointError: it is damaged.
-    """
+    """Reads the side file of a folder; None if there is none."""
     content = maybe_read_file(path, SIDE_NAME)
     return None if content is None else SideFile.decode(content)
 
@@ -32,9 +28,6 @@ def naming_replacement(path: Path, side: SideFile | None) -> Iterator[None]:
     Args:
         path: folder of the checkpoint.
         side: its side file when it was opened.
-
-    Raises:
-        CheckpointError: the block raised one.
     """
     try:
         yield
@@ -67,9 +60,6 @@ def naming_other_programs(path: Path, side: SideFile) -> Iterator[None]:
     Args:
         path: folder of the checkpoint.
         side: its side file.
-
-    Raises:
-        CheckpointError: the block raised one.
     """
     try:
         yield

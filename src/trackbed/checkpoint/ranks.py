@@ -221,11 +221,7 @@ def meet_among(
 
 
 def _ranks(group: Ranks) -> tuple[Group, Any]:
-    """Group and process group of the same ranks.
-
-    Raises:
-        ArgumentError: this process does not belong to the group, or it is no group.
-    """
+    """Group and process group of the same ranks."""
     world = dist.group.WORLD if dist.is_available() and dist.is_initialized() else None
     ranks: Any = world if group is None else group
     if hasattr(ranks, "guarded"):

@@ -84,11 +84,7 @@ def _checksum(reader: FileReader, num_bytes: int, name: str, progress: Callable[
 
 
 def _check_metadata(opened: CheckpointFolder) -> None:
-    """Checks that `.metadata` and the side file describe the same items.
-
-    Raises:
-        CheckpointError: they do not.
-    """
+    """Checks that `.metadata` and the side file describe the same items."""
     found = decode_metadata(maybe_read_file(opened.path, METADATA_NAME) or b"")
     if _described(found) != _described(opened.catalogue):
         raise CheckpointError(f"{METADATA_NAME}: must describe the same items as {SIDE_NAME}, but does not")

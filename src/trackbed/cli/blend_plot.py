@@ -25,12 +25,7 @@ _SUFFIXES: Final = (".svg", ".png", ".pdf")
 
 
 def draw_plan(plan: "BlendPlan", path: str) -> None:
-    """Plots the first split of a plan, which is training unless that has no data.
-
-    Raises:
-        ArgumentError: the suffix of the file is that of no supported format, or matplotlib is not installed.
-        OSError: the file cannot be written.
-    """
+    """Plots the first split of a plan, which is training unless that has no data."""
     if Path(path).suffix not in _SUFFIXES:
         raise ArgumentError(
             f"{path}: a plot's name must end in {', '.join(_SUFFIXES)}, found {Path(path).suffix or 'no suffix'}"

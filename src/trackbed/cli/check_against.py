@@ -18,11 +18,7 @@ if TYPE_CHECKING:
 
 
 def check_against_megatron(config: "GPTDatasetConfig", sizes: Sequence[int | None]) -> None:
-    """Starts megatron-core in a separate process on the cache of `config`.
-
-    Raises:
-        CacheError: megatron-core is not installed, fails, or builds an index.
-    """
+    """Starts megatron-core in a separate process on the cache of `config`."""
     folder = Path(str(config.path_to_cache))
     request = {
         "config": {

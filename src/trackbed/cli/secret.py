@@ -25,10 +25,6 @@ def shared_secret(path: Path) -> bytes:
 
     Returns:
         `SECRET_BYTES` bytes.
-
-    Raises:
-        FormatError: the file is damaged, or others than its owner may read it.
-        OSError: it cannot be read or created.
     """
     if not path.exists():
         _create(path)

@@ -68,11 +68,7 @@ class WaitRecord:
 
     @classmethod
     def decode(cls, raw: bytes) -> "WaitRecord":
-        """Parses the result of `encode`.
-
-        Raises:
-            StoreTampered: `raw` is anything else.
-        """
+        """Parses the result of `encode`."""
         try:
             domain, position, what, ranks, entered = orjson.loads(raw)
             operation = Operation(str(domain), _position(position), str(what), ranks and tuple(map(int, ranks)))
@@ -162,11 +158,7 @@ class CrossedWaits:
         self._store.add(self._key("waits"), 1)
 
     def read(self) -> None:
-        """Reads what all ranks wrote, unless another rank does.
-
-        Raises:
-            CollectiveError: two ranks wait for each other; the message names both, and their operations.
-        """
+        """Reads what all ranks wrote, unless another rank does."""
         claim = self._key(f"reader/{self._store.add(self._key('waits'), 0)}")
         if self._store.set_first(claim, b"%d" % self._rank) != b"%d" % self._rank:
             return

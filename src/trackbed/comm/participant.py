@@ -48,11 +48,7 @@ class RankRecord:
 
     @classmethod
     def parse(cls, raw: bytes) -> "RankRecord":
-        """Parses the value of a rank's key.
-
-        Raises:
-            StoreTampered: no rank wrote it.
-        """
+        """Parses the value of a rank's key."""
         try:
             fields = orjson.loads(raw)
         except orjson.JSONDecodeError:
@@ -119,19 +115,11 @@ class Participant:
         self._seen.add(self.rank)
 
     def read_all(self) -> list[RankRecord]:
-        """Reads the records of all ranks, each of which must have written one.
-
-        Raises:
-            StoreTampered: a record is gone, or no rank wrote it.
-        """
+        """Reads the records of all ranks, each of which must have written one."""
         return [RankRecord.parse(raw) for raw in self.store.get_all(self._keys())]
 
     def read_present(self) -> dict[int, RankRecord | None]:
-        """Reads the record of each rank; None for a rank that has not written one yet.
-
-        Raises:
-            StoreTampered: a record that was there is gone, or no rank wrote it.
-        """
+        """Reads the record of each rank; None for a rank that has not written one yet."""
         keys = self._keys()
         if self.store.has(keys):
             found: dict[int, RankRecord | None] = dict(enumerate(self.read_all()))

@@ -48,9 +48,6 @@ class Peers:
         """Tells the other ranks of this host the process of this one.
 
         Of ranks that are threads of one process, one is enough: they end together.
-
-        Raises:
-            StoreUnreachable: the store does not answer.
         """
         host = _host()
         if host is None:
@@ -66,9 +63,6 @@ class Peers:
         Args:
             store: the store in which they were announced.
             is_complete: True if all have been; False to learn those that are there.
-
-        Raises:
-            StoreUnreachable: the store does not answer.
         """
         self.has_met = self.has_met or is_complete
         host = _host()

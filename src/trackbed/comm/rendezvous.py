@@ -69,11 +69,7 @@ _LAST: Final = 1 << 62
 
 
 def publish_outcome(store: Store, rendezvous: str, outcome: Outcome) -> Outcome:
-    """Ends a rendezvous with an outcome, unless it has already ended. Returns the outcome that holds.
-
-    Raises:
-        StoreTampered: the rendezvous has an outcome that no rank wrote.
-    """
+    """Ends a rendezvous with an outcome, unless it has already ended. Returns the outcome that holds."""
     try:
         held = store.set_first(f"{rendezvous}/outcome", outcome.encode())
     finally:
@@ -128,11 +124,7 @@ class Rendezvous:
         store.set(self._key("flag"), b"")
 
     def arrive_and_wait(self) -> Outcome:
-        """Arrives, waits until the rendezvous has ended, and returns its outcome, which is the same on all ranks.
-
-        Raises:
-            StoreTampered: another process has changed the store.
-        """
+        """Arrives, waits until the rendezvous has ended, and returns its outcome, which is the same on all ranks."""
         operation = Operation(
             self.participant.domain, _position_of(self.name), self.operation, self.participant.job_ranks
         )
@@ -275,11 +267,7 @@ def _position_of(name: str) -> tuple[int, ...]:
 
 
 def _check_arrivals(name: str, records: Sequence[RankRecord]) -> None:
-    """Checks the counters of a rendezvous against the records: all ranks must have arrived with their work done.
-
-    Raises:
-        StoreTampered: a counter, a flag or a record is not as the ranks left it.
-    """
+    """Checks the counters of a rendezvous against the records: all ranks must have arrived with their work done."""
     for rank, record in enumerate(records):
         if record.rendezvous != name:
             raise StoreTampered(f"'{name}/count' must count the ranks that have arrived, but rank {rank} has not")

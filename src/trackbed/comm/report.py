@@ -32,11 +32,7 @@ class Failure:
 
     @classmethod
     def decode(cls, raw: bytes) -> Self:
-        """Parses the result of `encode`.
-
-        Raises:
-            StoreTampered: `raw` is anything else.
-        """
+        """Parses the result of `encode`."""
         return cls(*_fields(raw, 2))
 
 
@@ -61,11 +57,7 @@ class Outcome:
 
     @classmethod
     def decode(cls, raw: bytes) -> Self:
-        """Parses the result of `encode`.
-
-        Raises:
-            StoreTampered: `raw` is anything else.
-        """
+        """Parses the result of `encode`."""
         return cls(*_fields(raw, 5))
 
 

@@ -25,9 +25,6 @@ def own_addresses(host: str, environment: Mapping[str, str]) -> list[str]:
         host: name or address of this host.
         environment: environment variables; SLURM_LAUNCH_NODE_IPADDR is optional.
 
-    Raises:
-        CollectiveError: `host` cannot be resolved.
-
     >>> own_addresses("127.0.0.1", {}), own_addresses("192.0.2.7", {})
     (['127.0.0.1'], ['192.0.2.7'])
     """
@@ -55,9 +52,6 @@ def listen_at(addresses: list[str], port: int) -> socket.socket:
     Args:
         addresses: at least one, IPv4 or IPv6.
         port: in `[0, 65536)`; 0 for any free port.
-
-    Raises:
-        CollectiveError: this host has none of them, or the port is taken.
     """
     for address in addresses:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET

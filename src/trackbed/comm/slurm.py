@@ -15,9 +15,6 @@ _STEP_STRIDE: Final = 7_919
 def first_host(nodes: str) -> str:
     """Returns the first host of a list in Slurm's compressed form.
 
-    Raises:
-        ArgumentError: `nodes` is not such a list.
-
     >>> first_host("gpu[007-009,12],login1"), first_host("a1,a2"), first_host("rack[1-2]-ib,b")
     ('gpu007', 'a1', 'rack1-ib')
     """

@@ -60,11 +60,7 @@ class SharedStep:
             self._rendezvous.keys_to_delete += sorted(watch.keys_to_delete)
 
     def check(self) -> None:
-        """Raises if another rank has failed. Makes no request.
-
-        Raises:
-            Stopped: another rank has failed.
-        """
+        """Raises if another rank has failed. Makes no request."""
         if self._rendezvous.flag.has_fired():
             raise Stopped
 
@@ -72,11 +68,6 @@ class SharedStep:
         """Sends a heartbeat if one is due; raises if another rank has failed.
 
         Its only requests are heartbeats, at most one in each gap.
-
-        Raises:
-            Stopped: another rank has failed.
-            CollectiveError: another rank of this host has ended.
-            StoreUnreachable: the store does not answer.
         """
         self.check()
         self._check_peers()
@@ -87,11 +78,7 @@ class SharedStep:
             self._rendezvous.participant.send_heartbeat()
 
     def _check_peers(self) -> None:
-        """Raises if a rank of this host has ended without arriving at the end of the step.
-
-        Raises:
-            CollectiveError: one has; the message names it.
-        """
+        """Raises if a rank of this host has ended without arriving at the end of the step."""
         ended = frozenset(self._rendezvous.participant.peers.ended())
         if not ended:
             return

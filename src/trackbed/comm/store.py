@@ -29,19 +29,11 @@ class KeyWatch(Protocol):
     """Watch that fires when a key exists; costs the store nothing until then."""
 
     def has_fired(self) -> bool:
-        """True if the key has existed at some time since the watch was created. Does not block.
-
-        Raises:
-            StoreUnreachable: the connection is lost, so the watch can no longer fire.
-        """
+        """True if the key has existed at some time since the watch was created. Does not block."""
         ...
 
     def wait(self, seconds: float) -> bool:
-        """Waits until the watch fires, for at most `seconds`. Returns the value of `has_fired` then.
-
-        Raises:
-            StoreUnreachable: the connection is lost, so the watch can no longer fire.
-        """
+        """Waits until the watch fires, for at most `seconds`. Returns the value of `has_fired` then."""
         ...
 
 

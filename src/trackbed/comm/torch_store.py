@@ -156,11 +156,7 @@ class TimeoutStore(HostAware):
             raise _unreachable(error) from None
 
     def _result_of(self, future: Future[Any]) -> Any:
-        """Waits for an answer, which does not come any more once the process of the host has ended.
-
-        Raises:
-            TimeoutError: there is none.
-        """
+        """Waits for an answer, which does not come any more once the process of the host has ended."""
         deadline = time.monotonic() + self._request_timeout_seconds
         while True:
             left = deadline - time.monotonic()
@@ -196,11 +192,7 @@ class FutureKeyWatch:
 
 
 def connect_to(host: str, port: int, *, timeout_seconds: float) -> TCPStore:
-    """Opens a new connection to the TCPStore at `host` and `port`.
-
-    Raises:
-        RuntimeError: no store answers there within `timeout_seconds`.
-    """
+    """Opens a new connection to the TCPStore at `host` and `port`."""
     return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=timeout_seconds))
 
 

@@ -242,11 +242,7 @@ def storage_of(config: BlendedMegatronDatasetConfig) -> ObjectStorageConfig | No
 
 
 def check_stored(prefix: str, config: BlendedMegatronDatasetConfig) -> None:
-    """Checks that a configuration fits a prefix, if that is an address.
-
-    Raises:
-        ArgumentError: its indices would be written to an object store.
-    """
+    """Checks that a configuration fits a prefix, if that is an address."""
     if is_address(prefix):
         parse_address(prefix)  # refuses secrets without repeating them
     if is_address(prefix) and config.path_to_cache is None and config.order != "instant":

@@ -68,12 +68,7 @@ def check_document_ends(config: BlendedMegatronDatasetConfig) -> None:
 
 
 def last_tokens(path_prefix: str) -> list[int]:
-    """Returns the `[D]` last tokens of the first documents of a local pair; empty documents are left out.
-
-    Raises:
-        FormatError: the `.idx` has another format.
-        OSError: a file cannot be read.
-    """
+    """Returns the `[D]` last tokens of the first documents of a local pair; empty documents are left out."""
     index, size = open_regular(get_idx_path(path_prefix))
     try:
         header = decode_header(os.pread(index, HEADER_BYTES, 0), path=path_prefix)

@@ -68,9 +68,6 @@ class IndexArrays:
         Args:
             request: the request for it; None if it is kept in memory.
             build: builds it in memory.
-
-        Raises:
-            CacheError: it cannot be read, built or written.
         """
         self.arrays = build(in_memory) if request is None else open_index(request)
 
@@ -83,9 +80,6 @@ class IndexArrays:
             request: the request for it; None if it is kept in memory.
             build: builds it in memory.
             config: configuration of the dataset: with `defer_npy_index_mmap` nothing was opened before.
-
-        Raises:
-            CacheError: it is not in the cache.
         """
         advice = _DEFERRED if config.defer_npy_index_mmap else _COPIED
         self.arrays = build(in_memory) if request is None else open_index(request, advice=advice)

@@ -34,12 +34,7 @@ def reads_in_rounds(dataset: Any) -> bool:
 
 
 def open_group(prefix: str, config: BlendedMegatronDatasetConfig) -> tokens.IndexedGroup | None:
-    """Opens the group of pairs that a configuration lists for a prefix; None if it lists none.
-
-    Raises:
-        ArgumentError: a file is missing, or the pairs have tokens of several types.
-        FormatError: a pair is damaged, or its tokens are not integers.
-    """
+    """Opens the group of pairs that a configuration lists for a prefix; None if it lists none."""
     pairs = (config.groups or {}).get(prefix)
     if pairs is None:
         return None
@@ -68,10 +63,6 @@ def open_pair(prefix: str, config: BlendedMegatronDatasetConfig, **options: Any)
         prefix: the prefix.
         config: configuration of the dataset.
         **options: further arguments of `IndexedDataset`.
-
-    Raises:
-        ArgumentError: a file is missing.
-        FormatError: the pair is damaged, or its tokens are not integers.
     """
     check_stored(prefix, config)
     options = {"mmap": config.mmap_bin_files, "object_storage_config": storage_of(config), **options}

@@ -17,12 +17,7 @@ _syncfs = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
 
 
 def flush_file_system(folder: str) -> None:
-    """Returns once all data written to the file system of `folder` is on the disk. Releases the GIL meanwhile.
-
-    Raises:
-        OSError: the folder cannot be opened, a write has failed since the folder was opened, or the system does not
-            have the call `syncfs`.
-    """
+    """Returns once all data written to the file system of `folder` is on the disk. Releases the GIL meanwhile."""
     if _syncfs is None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS), folder)
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -125,11 +125,7 @@ def _take_name(partial: Path, final: Path, may_replace: Callable[[Path], bool]) 
 
 
 def _is_to_be_replaced(path: Path, final: Path, may_replace: Callable[[Path], bool]) -> bool:
-    """Returns True for a folder with content that may be replaced, False for an empty folder or none.
-
-    Raises:
-        FileExistsError: there is anything else, which is called `final` in the error.
-    """
+    """Returns True for a folder with content that may be replaced, False for an empty folder or none."""
     try:
         mode = path.lstat().st_mode
         if stat.S_ISDIR(mode) and not os.listdir(path):
@@ -150,11 +146,7 @@ def _is_to_be_replaced(path: Path, final: Path, may_replace: Callable[[Path], bo
 
 
 def _exchange(partial: Path, final: Path) -> None:
-    """Exchanges the names of two folders.
-
-    Raises:
-        OSError: they cannot be exchanged.
-    """
+    """Exchanges the names of two folders."""
     number = _native.exchange_names(os.fsencode(partial), os.fsencode(final))
     if number in _NO_EXCHANGE:
         raise OSError(

@@ -54,11 +54,7 @@ class Writeback:
 
 
 def write_out(descriptor: int, start: int, size_bytes: int) -> None:
-    """Writes a range of a file to the disk, and waits for it. Durability takes a flush besides.
-
-    Raises:
-        OSError: the range cannot be written.
-    """
+    """Writes a range of a file to the disk, and waits for it. Durability takes a flush besides."""
     if _sync_file_range is not None and _sync_file_range(descriptor, start, size_bytes, _WAIT) == 0:
         return
     os.fsync(descriptor)  # also if the call is refused; a write error is raised here too

@@ -269,9 +269,6 @@ def broadcast_values(values: Iterable[tuple[str, torch.Tensor]], collectives: Co
         values: names and tensors, of the same shapes and types on all ranks.
         collectives: collectives of the ranks.
         waiter: waits.
-
-    Raises:
-        CollectiveError: another rank failed.
     """
     dense = [value for _, value in values if is_dense(value) and value.numel()]
     if not dense or collectives.size() == 1:
@@ -298,11 +295,7 @@ def _overlaps(value: torch.Tensor) -> bool:
 
 
 def _write(value: torch.Tensor, new: torch.Tensor) -> None:
-    """Copies a tensor to another one, writing elements that share memory once.
-
-    Raises:
-        GradientError: such elements would differ.
-    """
+    """Copies a tensor to another one, writing elements that share memory once."""
     target, source = value, new
     for dim, stride in enumerate(value.stride()):
         if stride == 0 and value.shape[dim] > 1:
@@ -315,11 +308,7 @@ def _write(value: torch.Tensor, new: torch.Tensor) -> None:
 
 
 def compare_values(values: Sequence[tuple[str, torch.Tensor]], group: Group) -> None:
-    """Collective over the ranks: checks that all have the same values, by digests that are made where they lie.
-
-    Raises:
-        CollectiveError: they do not; names the first parameter or buffer that differs.
-    """
+    """Collective over the ranks: checks that all have the same values, by digests that are made where they lie."""
     if group.size == 1:
         return
     own = [f"{tensor_digest(value):016x}" for _, value in values]

@@ -100,11 +100,7 @@ def adopt(param: Parameter, main_grad: torch.Tensor, state: PassState) -> None:
 
 
 def check_not_fused(param: Parameter) -> None:
-    """Checks that no kernel has added a gradient to `main_grad`, which is the gradient of the pass alone.
-
-    Raises:
-        GradientError: one has.
-    """
+    """Checks that no kernel has added a gradient to `main_grad`, which is the gradient of the pass alone."""
     if param.grad_added_to_main_grad:  # type: ignore[attr-defined]
         raise GradientError(
             "gradients must arrive in grad, but a kernel has added one to main_grad (grad_added_to_main_grad): call "

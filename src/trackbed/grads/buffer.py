@@ -283,11 +283,7 @@ class _ParamAndGradBuffer:
             self._grad_memory.restore()
 
     def _get(self, shape: torch.Size, start_index: int, buffer_type: BufferType) -> torch.Tensor:
-        """View of the elements from `start_index` on, in a shape.
-
-        Raises:
-            GradientError: there is no such kind of buffer, or it has no such elements.
-        """
+        """View of the elements from `start_index` on, in a shape."""
         if not isinstance(buffer_type, BufferType):
             raise GradientError(f"buffer_type: must be BufferType.PARAM or BufferType.GRAD, found {buffer_type!r}")
         data = self.param_data if buffer_type is BufferType.PARAM else self.grad_data

@@ -95,11 +95,7 @@ class GradientEngine(WrappedModel):
         weakref.finalize(self, _remove_hooks, handles, self.gather.hooked).atexit = False
 
     def begin_forward(self) -> AutomaticReduction | None:
-        """Prepares a forward pass. Returns what is to watch its outputs, if gradients are reduced automatically.
-
-        Raises:
-            GradientError: the model was wrapped again.
-        """
+        """Prepares a forward pass. Returns what is to watch its outputs, if gradients are reduced automatically."""
         if self.is_released:
             self.order.check_usable()
         self._has_run = True

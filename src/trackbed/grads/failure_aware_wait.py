@@ -179,11 +179,7 @@ class Waiter:
         return None if ended_ranks is None else ended_ranks()
 
     def _name_ended(self, what: str, error: BackendError) -> None:
-        """Raises an error that names the rank whose end has broken the connection, if it is one of this host.
-
-        Raises:
-            CollectiveError: see above.
-        """
+        """Raises an error that names the rank whose end has broken the connection, if it is one of this host."""
         for _ in range(6):
             ended = self._ended()
             if ended is not None:

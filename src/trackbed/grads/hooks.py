@@ -317,11 +317,7 @@ _registered: Final[list[Any]] = []
 
 
 def _check_step(optimizer: torch.optim.Optimizer, arguments: Any, options: Any) -> None:
-    """Called before each step of each optimizer of torch.
-
-    Raises:
-        GradientError: it finds no gradient in a wrapped parameter whose gradient has arrived.
-    """
+    """Called before each step of each optimizer of torch."""
     for group in optimizer.param_groups:
         for tensor in group["params"]:
             if tensor.grad is None and tensor in _WRAPPERS:

@@ -31,9 +31,6 @@ class StepCheck:
         Args:
             waiter: waits.
             what: description, with which an error begins.
-
-        Raises:
-            CollectiveError: a rank is in another step.
         """
         if self._exchange is not None:
             waiter.wait(self._exchange.work, what)
@@ -77,21 +74,13 @@ class IssueOrder:
         return issue
 
     def ready(self, number: int, *, force_all_reduce: bool) -> None:
-        """Records that a group is ready, and issues all that can be.
-
-        Raises:
-            GradientError: see `check_usable`, and `_ParamAndGradBucketGroup.start_grad_sync`.
-        """
+        """Records that a group is ready, and issues all that can be."""
         self._ready[number] = True
         while self._num_issued < len(self._groups) and self._ready[self._num_issued]:
             self._issue(force_all_reduce=force_all_reduce)
 
     def issue_rest(self, *, force_all_reduce: bool) -> None:
-        """Issues all groups that have not been, ready or not.
-
-        Raises:
-            GradientError: see `ready`.
-        """
+        """Issues all groups that have not been, ready or not."""
         while self._num_issued < len(self._groups):
             self._issue(force_all_reduce=force_all_reduce)
 
@@ -111,21 +100,12 @@ class IssueOrder:
         self._refusal = self._refusal or f"{reason}, {remedy}"
 
     def check_usable(self) -> None:
-        """Checks that no earlier step was given up halfway.
-
-        Raises:
-            GradientError: one was. Other ranks may still wait for its collectives, which must not be paired with those
-                of another step.
-        """
+        """Checks that no earlier step was given up halfway."""
         if self._refusal is not None:
             raise GradientError(f"rank {self._rank}: {self._refusal}")
 
     def check_untouched(self) -> None:
-        """Checks that no gradient was changed after its group was issued.
-
-        Raises:
-            GradientError: one was. The reduction may or may not have seen the change, and so may those of other ranks.
-        """
+        """Checks that no gradient was changed after its group was issued."""
         for group in self._groups[: self._num_issued]:
             bucket = group.first_changed()
             if bucket is not None:
@@ -138,11 +118,7 @@ class IssueOrder:
                 raise GradientError(msg)
 
     def finish(self, waiter: Waiter) -> None:
-        """Waits until all groups, which have been issued, are reduced.
-
-        Raises:
-            CollectiveError: another rank failed, or is in another step.
-        """
+        """Waits until all groups, which have been issued, are reduced."""
         if self._check is not None:
             self._check.finish(waiter)
         for group in self._groups:

@@ -62,12 +62,7 @@ class ParameterGather:
             group.param_gather_dispatched = True
 
     def start(self, *, force_sync: bool) -> None:
-        """Begins all gathers, and waits for the end unless modules do.
-
-        Raises:
-            GradientError: the optimizer is not sharded, or a gather is running and `force_sync` is False.
-            CollectiveError: another rank failed.
-        """
+        """Begins all gathers, and waits for the end unless modules do."""
         for group in self._groups:
             group.start_param_sync(force_sync=force_sync)
         if not self.hooked:
@@ -90,9 +85,6 @@ class ParameterGather:
             model: model.
             group_of: bucket group of each parameter that is gathered.
             decorate: makes the function that is registered from a hook.
-
-        Raises:
-            GradientError: parameters are not gathered during the forward pass, or modules wait already.
         """
         self._check("enable_forward_pre_hook", is_enabled=False)
         for module, params, is_compiled in modules_to_hook(model):
@@ -103,11 +95,7 @@ class ParameterGather:
                 module._parameters = GatheredParameters(module._parameters, groups)
 
     def disable_hooks(self) -> None:
-        """Undoes `enable_hooks`.
-
-        Raises:
-            GradientError: parameters are not gathered during the forward pass, or no module waits.
-        """
+        """Undoes `enable_hooks`."""
         self._check("disable_forward_pre_hook", is_enabled=True)
         self.wait()
         remove_hooks(self.hooked)

@@ -55,12 +55,7 @@ def name_in_module(name: str) -> str:
 
 
 def check_supported(named: Iterable[tuple[str, Parameter]]) -> None:
-    """Checks that parameters can be moved to buffers.
-
-    Raises:
-        ArgumentError: one is a DTensor or the like, is complex, has no data yet, was made in inference mode, or lies on
-            another device than the first.
-    """
+    """Checks that parameters can be moved to buffers."""
     device = None
     for name, param in named:
         if torch.nn.parameter.is_lazy(param):
@@ -154,11 +149,7 @@ def drop_gradients(params: Iterable[Parameter]) -> None:
 
 
 def check_taken_over(buffers: Iterable[_ParamAndGradBuffer], rank: int) -> None:
-    """Checks that all gradients are in buffers.
-
-    Raises:
-        GradientError: a parameter has one in `grad`.
-    """
+    """Checks that all gradients are in buffers."""
     for buffer in buffers:
         for param in buffer.params:
             if param.grad is not None:
@@ -322,9 +313,6 @@ def check_unclaimed(named: Iterable[tuple[str, Parameter]], members: Iterable[Pa
     Args:
         named: names and parameters to be claimed.
         members: all parameters of the model.
-
-    Raises:
-        ArgumentError: one is; the message has the first parameter in common.
     """
     found = _first_in_common(named, set(members))
     if found is not None:

@@ -244,11 +244,7 @@ def _checked_module(module: object) -> torch.nn.Module:
 
 
 def _check_parts(module: torch.nn.Module) -> None:
-    """Checks that no part of a model that is trained is wrapped already, by a wrapper that still has it.
-
-    Raises:
-        ArgumentError: one is; the message has its name.
-    """
+    """Checks that no part of a model that is trained is wrapped already, by a wrapper that still has it."""
     for name, part in module.named_modules():
         of_torch = isinstance(part, torch.nn.parallel.DistributedDataParallel)
         owner = _owner_in(part)
@@ -287,9 +283,6 @@ def check_separate(moved: Iterable[tuple[str, torch.Tensor]], others: Iterable[t
     Args:
         moved: tensors that are moved or copied, by name, each once.
         others: tensors of the same model that stay where they are.
-
-    Raises:
-        ArgumentError: one does; the message has both names.
     """
     placed = [
         _place(name, tensor, is_moved=is_moved)

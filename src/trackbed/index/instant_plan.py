@@ -46,12 +46,7 @@ def plan_instant(
     block: int,
     window: int,
 ) -> InstantPlan:
-    """Checks the arguments of `InstantOrder` and plans its stages.
-
-    Raises:
-        ArgumentError: an argument is out of range.
-        PlanError: a dataset runs out and `when_exhausted` is `"raise"`, or all datasets run out.
-    """
+    """Checks the arguments of `InstantOrder` and plans its stages."""
     if not (is_integer(seed) and 0 <= seed < 2**64):
         raise ArgumentError(f"seed must be a whole number in [0, 2**64), found {seed!r}")
     seed = index(seed)

@@ -49,9 +49,6 @@ class _Bijection:
 
         Returns:
             An int for an integer, or an int64 array of the same shape for an array.
-
-        Raises:
-            ArgumentError: a position is not an integer in `[0, size)`, or `num_threads` is below 1.
         """
         given = np.asarray(positions)
         if given.dtype.kind not in "iu" and given.size > 0:

@@ -91,9 +91,6 @@ def plan_stages(
         limits: `[K]` maximum number of draws from each dataset, at least 0.
         num_samples: number of samples to which the limits apply, in `[0, 2**63)`.
         when_exhausted: behaviour when a dataset runs out.
-
-    Raises:
-        PlanError: a dataset runs out and `when_exhausted` is `"raise"`, or all datasets run out.
     """
     drawn = np.zeros(len(limits), dtype=np.int64)
     laid: list[tuple[BlendStage, BlendTrees]] = []

@@ -428,9 +428,6 @@ def useful_threads(most: int, wanted: int | None) -> int:
     Args:
         most: threads that have enough to do.
         wanted: at least 1; None for the number of CPUs available to the process.
-
-    Raises:
-        ArgumentError: `wanted` is below 1.
     """
     if wanted is not None and wanted < 1:
         raise ArgumentError(f"num_threads must be at least 1, found {wanted}")
@@ -453,9 +450,6 @@ def output_addresses(
         size: B.
         wanted: type, and shape after `[B]`, of each array in the kernel's order.
         optional: names of arrays that may be left out.
-
-    Raises:
-        ArgumentError: an array is missing, has another type or shape, or is not writable and contiguous.
     """
     addresses = []
     for name, (dtype, *tail) in wanted.items():

@@ -9,11 +9,7 @@ from trackbed.errors import ArgumentError
 
 
 def check_output(name: str, array: npt.NDArray[Any], *, dtypes: tuple[type[np.integer[Any]], ...]) -> None:
-    """Checks that a kernel can write to an output in place.
-
-    Raises:
-        ArgumentError: `array` has none of the `dtypes`, or is strided, unaligned or read-only.
-    """
+    """Checks that a kernel can write to an output in place."""
     if array.dtype not in dtypes or not array.flags.carray:
         wanted = " or ".join(np.dtype(dtype).name for dtype in dtypes)
         raise ArgumentError(

@@ -56,11 +56,7 @@ class CountedBatches:
         return {"version": VERSION, "batches": self._yielded}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resumes after the number of batches in `state`.
-
-        Raises:
-            ArgumentError: `state` has another version, or no valid number of batches.
-        """
+        """Resumes after the number of batches in `state`."""
         check_mapping(state)
         if state.get("version") != VERSION or not isinstance(state.get("batches"), int) or state["batches"] < 0:
             raise ArgumentError(

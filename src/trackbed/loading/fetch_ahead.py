@@ -60,10 +60,6 @@ def fetch_ahead(
         left: ends all waits once it is set; set when the iteration ends.
         indices_of: returns the positions of a job.
         together: returns the number of batches whose ranges are close to each other, at least 1.
-
-    Raises:
-        LeftError: `left` was set.
-        Exception: an error of `jobs`, raised after the batches before it.
     """
     source, failure = iter(jobs), None
     groups: deque[tuple[list[_Job], Future[_Fetched]]] = deque()

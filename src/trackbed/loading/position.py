@@ -82,11 +82,7 @@ class Position:
 
 
 def check_mapping(state: object) -> None:
-    """Checks that a state is a mapping.
-
-    Raises:
-        ArgumentError: `state` is not a mapping.
-    """
+    """Checks that a state is a mapping."""
     if not isinstance(state, Mapping):
         raise ArgumentError(f"a state must be a mapping, as state_dict returns it, found a {type(state).__name__}")
 
@@ -99,9 +95,6 @@ def check_data(state: Mapping[str, Any], data: DataChecksum) -> None:
     Args:
         state: the position.
         data: checksum of the data as they are now; computed if it has to be.
-
-    Raises:
-        ArgumentError: the checksums differ, and the message contains both; or the position has none.
     """
     saved = state.get("data_checksum")
     if saved is None and state.get("fingerprint") is None:

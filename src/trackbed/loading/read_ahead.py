@@ -65,12 +65,7 @@ class ReadAhead(Generic[Item]):
         return self
 
     def __next__(self) -> Item:
-        """Returns the next item, and waits for it if necessary.
-
-        Raises:
-            ArgumentError: the process was forked since this object was created.
-            StopIteration: there are no more items.
-        """
+        """Returns the next item, and waits for it if necessary."""
         if self._process != os.getpid():
             raise ArgumentError(
                 "prefetched items must be used in the process that created them, found a fork of it: iterate again"

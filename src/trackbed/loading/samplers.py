@@ -45,11 +45,7 @@ class Positioned(ABC):
 
     @abstractmethod
     def resumed(self, state: Mapping[str, Any]) -> Position:
-        """Returns the position of a saved state, whose data checksum is not looked at.
-
-        Raises:
-            ArgumentError: `state` has another version, other data or another order.
-        """
+        """Returns the position of a saved state, whose data checksum is not looked at."""
 
     @abstractmethod
     def move_to(self, position: Position) -> None:
@@ -73,12 +69,7 @@ class Positioned(ABC):
         return {**self._position_now(consumed_samples).state_dict(), **self.data_state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Resumes from a saved state, on any number of ranks unless the order depends on it.
-
-        Raises:
-            ArgumentError: `state` has another version, other data or another order; the message contains both
-                values.
-        """
+        """Resumes from a saved state, on any number of ranks unless the order depends on it."""
         position = self.resumed(state)
         if self._identity is not None:
             check_data(state, self._identity.data)

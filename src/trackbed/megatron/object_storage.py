@@ -49,21 +49,13 @@ def get_object_storage_access(path: str) -> str:
 
 
 def get_index_cache_path(idx_path: str, object_storage_config: ObjectStorageConfig) -> str:
-    """Returns the path where Megatron Core keeps its copy of an `.idx`. Trackbed's lie elsewhere in the folder.
-
-    Raises:
-        ArgumentError: the address has another scheme.
-    """
+    """Returns the path where Megatron Core keeps its copy of an `.idx`. Trackbed's lie elsewhere in the folder."""
     _check(idx_path)
     return os.path.join(object_storage_config.path_to_idx_cache, idx_path.partition("://")[2])  # noqa: PTH118  as text
 
 
 def parse_s3_path(path: str) -> tuple[str, str]:
-    """Returns bucket and key of an address.
-
-    Raises:
-        ArgumentError: the address has another scheme.
-    """
+    """Returns bucket and key of an address."""
     if not is_s3_path(path):
         raise ArgumentError(f"{path}: an address must begin with {_S3}, found another")
     bucket, _, key = path.removeprefix(_S3).partition("/")
@@ -71,12 +63,7 @@ def parse_s3_path(path: str) -> tuple[str, str]:
 
 
 def dataset_exists(path_prefix: str, idx_path: str, bin_path: str) -> bool:
-    """True if both objects of a pair exist.
-
-    Raises:
-        ArgumentError: the address has another scheme.
-        StoreError: the store refuses, or does not answer in time.
-    """
+    """True if both objects of a pair exist."""
     _check(path_prefix)
     return stored_pair_exists(path_prefix)
 
@@ -87,10 +74,6 @@ def cache_index_file(remote_path: str, local_path: str) -> None:
     Args:
         remote_path: address of the object.
         local_path: path of the file.
-
-    Raises:
-        ArgumentError: the address has another scheme.
-        StoreError: the store refuses, or does not answer in time.
     """
     _check(remote_path)
     address, final = parse_address(remote_path), Path(local_path)

@@ -50,9 +50,6 @@ class MegatronGroups:
             collection: object with `dp`, and possibly `dp_cp`, `expt_dp`, `tp`, `pp` and `ep`.
             has_instances: True if there are several instances of the optimizer, which need `intra_dp_cp`,
                 `intra_expt_dp` and `inter_dist_opt` too.
-
-        Raises:
-            ArgumentError: a group is missing.
         """
         needed = ("dp", "intra_dp_cp", "intra_expt_dp", "inter_dist_opt") if has_instances else ("dp",)
         for name in needed:

@@ -24,11 +24,7 @@ class RerunJudge:
     """Asks the rerun state machine about each norm, which may have the step run again, and raise only then."""
 
     def check_finite(self, norm: float, bucket: int) -> bool:
-        """Asks whether a norm is NaN or infinite. Returns False where there is no machine.
-
-        Raises:
-            RuntimeError: it is, and the machine does not run steps again.
-        """
+        """Asks whether a norm is NaN or infinite. Returns False where there is no machine."""
         machine = _machine()
         if machine is None:
             return False

@@ -26,9 +26,6 @@ def check_elementwise(optimizer: torch.optim.Optimizer) -> None:
 
     Known are those of torch; another class, also one derived from them, says so with an attribute
     `is_elementwise = True`.
-
-    Raises:
-        ArgumentError: it may not, or it is unknown.
     """
     known = tuple(getattr(torch.optim, name) for name in _ELEMENTWISE if hasattr(torch.optim, name))
     if not getattr(optimizer, "is_elementwise", type(optimizer) in known):

@@ -64,11 +64,7 @@ class LossScale:
         return {"scale": self.value, "good_steps": self._good_steps}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes the state over, if the scale is dynamic: a fixed one stays what the program asks for.
-
-        Raises:
-            ArgumentError: it is not the state of a scale.
-        """
+        """Takes the state over, if the scale is dynamic: a fixed one stays what the program asks for."""
         if self.is_dynamic:
             scale, good_steps = state.get("scale"), state.get("good_steps")
             if not (is_number(scale) and _SMALLEST <= scale <= _LARGEST and isinstance(good_steps, int)):

@@ -376,11 +376,7 @@ def _gradient_of(piece: Piece, factors: list[float]) -> torch.Tensor:
 
 
 def _list_of(optimizer: object) -> list[torch.optim.Optimizer]:
-    """Returns the optimizers of an argument that is one, or a list or tuple of some.
-
-    Raises:
-        ArgumentError: it is an empty list.
-    """
+    """Returns the optimizers of an argument that is one, or a list or tuple of some."""
     if not isinstance(optimizer, list | tuple):
         return [optimizer]  # type: ignore[list-item]  # _check_kinds follows
     if not optimizer:
@@ -389,11 +385,7 @@ def _list_of(optimizer: object) -> list[torch.optim.Optimizer]:
 
 
 def _check_kinds(optimizers: Sequence[object], model: object) -> None:
-    """Checks that a model is wrapped, and that its optimizers are those of torch that need no closure.
-
-    Raises:
-        ArgumentError: one is not.
-    """
+    """Checks that a model is wrapped, and that its optimizers are those of torch that need no closure."""
     if not isinstance(model, DistributedDataParallel):
         raise ArgumentError(f"model must be a DistributedDataParallel, but is of {type(model).__name__}")
     for optimizer in optimizers:
@@ -409,11 +401,7 @@ def _check_kinds(optimizers: Sequence[object], model: object) -> None:
 
 
 def _check_known(optimizers: Sequence[torch.optim.Optimizer], names: Mapping[torch.Tensor, str]) -> None:
-    """Checks that optimizers have parameters of the model, each once, and no states of others.
-
-    Raises:
-        ArgumentError: one has another, or two have the same.
-    """
+    """Checks that optimizers have parameters of the model, each once, and no states of others."""
     owners: dict[torch.Tensor, torch.optim.Optimizer] = {}
     for optimizer in optimizers:
         for number, group in enumerate(optimizer.param_groups):

@@ -170,11 +170,7 @@ class OptimizerState:
         self._set_mains(mains)
 
     def _completed(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Returns the state that one rank of an older Trackbed has saved in the format of `whole`.
-
-        Raises:
-            ArgumentError: the rank had a part of the state alone.
-        """
+        """Returns the state that one rank of an older Trackbed has saved in the format of `whole`."""
         if self._engine.config.use_distributed_optimizer or "of_rank" in state:
             raise ArgumentError(
                 f"{WHERE}: must be that of all ranks, but is that of rank {state.get('of_rank', 0)} of "
@@ -238,11 +234,7 @@ class OptimizerState:
         return groups, states
 
     def _check_classes(self, state: Mapping[str, Any]) -> None:
-        """Checks that a state with the classes of several optimizers has those of this one.
-
-        Raises:
-            ArgumentError: the classes or their numbers of groups differ.
-        """
+        """Checks that a state with the classes of several optimizers has those of this one."""
         if CLASSES not in state:
             return
         theirs, own = ([list(one) for one in classes] for classes in (state[CLASSES], self._torchs.classes()))

@@ -24,11 +24,7 @@ StateLike = Mapping[str, Any]
 
 
 def field_of(state: object, key: str, kind: type) -> Any:
-    """Value of a state under a key.
-
-    Raises:
-        ArgumentError: the state is no dictionary, has no such key, or the value is of another kind.
-    """
+    """Value of a state under a key."""
     if not isinstance(state, Mapping):
         raise ArgumentError(f"{WHERE}: must be a dictionary with {key!r}, but is of {type(state).__name__}")
     if not isinstance(value := state.get(key), kind):
@@ -38,11 +34,7 @@ def field_of(state: object, key: str, kind: type) -> Any:
 
 
 def with_module_names(state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns a state with the names of the module, where it was saved with those of a compiled one.
-
-    Raises:
-        ArgumentError: it has no parameter groups, or no states.
-    """
+    """Returns a state with the names of the module, where it was saved with those of a compiled one."""
     groups, states = field_of(state, "param_groups", list), field_of(state, "state", Mapping)
     cleaned = [
         {
@@ -67,9 +59,6 @@ def by_name(state: Mapping[str, Any], names: Sequence[Sequence[str]]) -> Mapping
     Args:
         state: state with numbered parameters, or with names, which is returned as it is.
         names: names of the parameters of each group of the optimizer.
-
-    Raises:
-        ArgumentError: the parameters are numbered, and the groups have other numbers of parameters than `names`.
     """
     state = with_module_names(state)
     groups, states = field_of(state, "param_groups", list), field_of(state, "state", Mapping)
@@ -112,9 +101,6 @@ def from_numbered_pieces(
         state: state, of which `is_of_one_rank` is true.
         names: names of the parameters of each group of the optimizer.
         updated: of these, the names of the parameters that are trained.
-
-    Raises:
-        ArgumentError: a field is missing, or the groups have other numbers of parameters than `updated`.
     """
     is_list = CLASSES in state
     inners = field_of(state, "optimizers", list) if is_list else [field_of(state, "optimizer", Mapping)]
@@ -204,9 +190,6 @@ def check_state(name: str, state: object, expected: Mapping[str, torch.Tensor], 
         state: its state; one of a parameter that has not been updated has none of the expected tensors.
         expected: result of `expected_state`.
         shape: shape of the parameter or part.
-
-    Raises:
-        ArgumentError: a tensor is missing, or has another shape or kind than the optimizer needs.
     """
     if not isinstance(state, Mapping):
         raise ArgumentError(f"{WHERE}: that of {name} must be a dictionary, but is of {type(state).__name__}")
@@ -268,9 +251,6 @@ def check_types(
         expected: result of `expected_state`.
         param: the parameter, or a part of one.
         who: class of the optimizer, for the error.
-
-    Raises:
-        ArgumentError: one would.
     """
     for key, value in state.items():
         if not isinstance(value, torch.Tensor):

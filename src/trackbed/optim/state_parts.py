@@ -105,11 +105,7 @@ def assemble(parts: Iterable[StatePart], params: Mapping[str, torch.Tensor]) -> 
 
 
 def _check_same(part: StatePart, other: Any) -> None:
-    """Checks that a tensor of several elements, which is not divided, is the same on all ranks that have it.
-
-    Raises:
-        CollectiveError: it is not.
-    """
+    """Checks that a tensor of several elements, which is not divided, is the same on all ranks that have it."""
     values = part.value, other
     if all(isinstance(value, torch.Tensor) and value.numel() > 1 for value in values) and not _has_same_bits(*values):
         raise CollectiveError(
@@ -143,9 +139,6 @@ def check_covered(parts: Iterable[StatePart], params: Mapping[str, torch.Tensor]
     Args:
         parts: those of all ranks.
         params: parameters by name, for their shapes.
-
-    Raises:
-        CollectiveError: a rank has no state of its part of a parameter, and others have.
     """
     found: Counter[tuple[str, str]] = Counter()
     for part in parts:
@@ -195,11 +188,7 @@ def _encode(parts: Iterable[StatePart]) -> torch.Tensor:
 
 
 def _pickled(others: Mapping[str, Any]) -> bytes:
-    """Bytes of values by their place.
-
-    Raises:
-        CheckpointError: one has a class that is not allowed; the message has its place.
-    """
+    """Bytes of values by their place."""
     try:
         return torch_bytes(others, WHERE)
     except CheckpointError:
@@ -218,11 +207,7 @@ def _is_of_json(value: Any) -> bool:
 
 
 def _check_undivided(value: Any, where: str) -> None:
-    """Checks that no tensor with several elements lies inside a value, where nobody can tell whose parts they are.
-
-    Raises:
-        ArgumentError: one does.
-    """
+    """Checks that no tensor with several elements lies inside a value, where nobody can tell whose parts they are."""
     if isinstance(value, torch.Tensor) and value.numel() > 1:
         raise ArgumentError(
             f"{WHERE}: {where} must have tensors of one element, as the optimizer is sharded, but has one of shape "

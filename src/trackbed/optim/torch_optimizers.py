@@ -67,9 +67,6 @@ class TorchOptimizers:
 
         Args:
             names: names of parameters, for the error.
-
-        Raises:
-            ArgumentError: there is a state of another tensor.
         """
         for member in self.members:
             strays = [key for key in member.state if isinstance(key, torch.Tensor) and key not in self._owners]

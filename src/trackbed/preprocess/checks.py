@@ -16,11 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 def check_inputs(config: PreprocessConfig, files: Sequence[InputFile], splitter: SentenceSplitter | None) -> None:
-    """Checks that inputs and options fit together.
-
-    Raises:
-        ArgumentError: they do not.
-    """
+    """Checks that inputs and options fit together."""
     if config.images is not None:
         _check_images(config, files, splitter)
     if len(config.json_keys) > 1:
@@ -32,11 +28,7 @@ def check_inputs(config: PreprocessConfig, files: Sequence[InputFile], splitter:
 
 
 def make_output_folder(output: str) -> None:
-    """Makes the folder of the output if it is missing; does nothing for an address.
-
-    Raises:
-        ArgumentError: it cannot be made.
-    """
+    """Makes the folder of the output if it is missing; does nothing for an address."""
     if is_address(output):
         return
     folder = Path(output).parent
@@ -61,11 +53,7 @@ def _check_images(config: PreprocessConfig, files: Sequence[InputFile], splitter
 
 
 def check_outputs(config: PreprocessConfig, report: Report) -> None:
-    """Refuses pairs without documents, as they would replace existing pairs by empty ones.
-
-    Raises:
-        PlanError: a pair has no document, and `config.allow_empty` is False.
-    """
+    """Refuses pairs without documents, as they would replace existing pairs by empty ones."""
     for output in report.outputs:
         if output.documents == output.empty and not config.allow_empty:
             what = "document with text" if output.empty else "document"

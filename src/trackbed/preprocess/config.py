@@ -56,11 +56,7 @@ def format_of(name: FormatName | None) -> InputFormat | None:
 
 
 def check_reading(*, input_format: str | None, max_record_bytes: int) -> None:
-    """Checks the options that control how inputs are read.
-
-    Raises:
-        ArgumentError: one of them is out of its range.
-    """
+    """Checks the options that control how inputs are read."""
     if input_format is not None and input_format not in FORMATS:
         raise ArgumentError(f"input_format must be one of {', '.join(FORMATS)}, or None, found {input_format!r}")
     if max_record_bytes < 1:

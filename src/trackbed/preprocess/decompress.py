@@ -34,9 +34,6 @@ def read_blocks(file: InputFile, block_bytes: int, *, max_line_bytes: int) -> It
         file: compressed file of lines.
         block_bytes: size at which a block ends with its current line, at least 1.
         max_line_bytes: maximum size of a line without its end, at least 1.
-
-    Raises:
-        FormatError: the file is damaged, truncated or of another kind, or its size has changed since planning.
     """
     with open_input(file) as raw:
         lines = _LineBuffer(max_line_bytes)
@@ -52,11 +49,7 @@ def read_blocks(file: InputFile, block_bytes: int, *, max_line_bytes: int) -> It
 
 
 def read_whole(file: InputFile, *, max_bytes: int) -> Block | LongRecord:
-    """Reads all text of a compressed file; returns a `LongRecord` if it has more than `max_bytes` bytes.
-
-    Raises:
-        FormatError: as `read_blocks`; damage after the first `max_bytes` is not detected.
-    """
+    """Reads all text of a compressed file; returns a `LongRecord` if it has more than `max_bytes` bytes."""
     with open_input(file) as raw:
         parts: list[bytes] = []
         filled = 0

@@ -68,10 +68,6 @@ class FolderWalk:
 
         Folders that are no links come first: where a link leads to a folder of the same tree, its files keep their own
         paths.
-
-        Raises:
-            ArgumentError: a link leads to nothing.
-            OSError: a folder cannot be read.
         """
         files: list[Path] = []
         left_out: list[LeftOut] = []

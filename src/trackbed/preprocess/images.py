@@ -47,11 +47,7 @@ class ImageFolder:
 
     @classmethod
     def open(cls, config: ImagesConfig, *, max_bytes: int) -> "ImageFolder":
-        """Looks up the folder.
-
-        Raises:
-            ArgumentError: there is no such folder.
-        """
+        """Looks up the folder."""
         if not config.folder.is_dir():
             raise ArgumentError(f"{config.folder}: the images must be in a folder, found {_kind(config.folder)}")
         return cls(config, config.folder.resolve(), max_bytes)
@@ -61,10 +57,6 @@ class ImageFolder:
 
         Returns:
             `[1 + W]` number of padding bytes, then the words of the file.
-
-        Raises:
-            RecordError: the path leaves the folder, or is that of no file that can be read, or of one that is too long.
-            OSError: disk or network fail.
         """
         path = self._locate(name)
         try:

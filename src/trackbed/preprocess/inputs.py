@@ -129,13 +129,6 @@ def find_inputs(paths: Iterable[Path | str], *, input_format: InputFormat | None
     Args:
         paths: files and folders, and addresses of objects and of folders of objects.
         input_format: format of every file; None to take it from each file's suffix.
-
-    Raises:
-        ArgumentError: a path is neither a file nor a folder; a link leads to nothing; a named file has an unknown
-            suffix and `input_format` is None; a folder has no file to read; a file is the pointer of Git LFS to its
-            content; a Parquet file is compressed as a whole; or a library that reads an input is not installed.
-        OSError: a folder cannot be read.
-        StoreError: a store refuses, or does not answer in time.
     """
     walk = FolderWalk()
     found: list[InputFile] = []

@@ -108,9 +108,6 @@ def refuse_pointer(name: str, content: bytes) -> None:
     Args:
         name: path or address of the file.
         content: all its bytes, `MIN_POINTER_BYTES` to `MAX_POINTER_BYTES` of them.
-
-    Raises:
-        ArgumentError: it is a pointer.
     """
     for kind in _KINDS:
         if kind.content.match(content):

@@ -21,13 +21,7 @@ _RANGE_BYTES: Final = 4 << 20
 
 
 def open_input(file: InputFile) -> BinaryIO:
-    """Opens an input for reading, without a buffer of its own on a disk.
-
-    Raises:
-        FormatError: the size of the file has changed since planning. Another object under an address is an error when
-            it is read.
-        OSError: the file cannot be opened.
-    """
+    """Opens an input for reading, without a buffer of its own on a disk."""
     if file.address is not None:
         reader = _ObjectReader(file.address, ObjectStamp(file.size_bytes, file.version))
         return io.BufferedReader(reader, _BUFFER_BYTES)  # whose reads are never short
@@ -80,12 +74,7 @@ class _ObjectReader(io.RawIOBase):
         return self._position
 
     def readinto(self, buffer: object) -> int:
-        """Reads up to the size of a buffer; returns 0 at the end.
-
-        Raises:
-            FileNotFoundError: the object was removed.
-            StoreError: it was replaced, the store refuses, or does not answer in time.
-        """
+        """Reads up to the size of a buffer; returns 0 at the end."""
         view = memoryview(buffer).cast("B")  # type: ignore[arg-type]  # whatever has a buffer
         wanted = min(len(view), self._stamp.size_bytes - self._position)
         if wanted <= 0:

@@ -45,9 +45,6 @@ def plan_chunks(files: Iterable[InputFile], *, chunk_bytes: int, max_record_byte
             group.
         max_record_bytes: maximum size of a line or plain text, at least 1; larger ones in compressed files are
             skipped.
-
-    Raises:
-        FormatError: a compressed file is damaged, or its size has changed.
     """
     whole = (InputSegment(file, 0, file.size_bytes) for file in files)
     return plan_segment_chunks(whole, chunk_bytes=chunk_bytes, max_record_bytes=max_record_bytes)

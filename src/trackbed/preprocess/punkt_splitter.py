@@ -42,10 +42,6 @@ class PunktSplitter:
 
         Args:
             folder: folder with the files `MODEL_FILES`.
-
-        Raises:
-            ArgumentError: the folder has no such model, a file of it is damaged, or nltk is not installed.
-            OSError: a file cannot be read.
         """
         _check_model(folder)
         library: Any = require("nltk", where="--splitter punkt", extra="sentences")

@@ -60,9 +60,6 @@ def read_segment(
         keys: keys of the texts in a JSON record, or names of columns, at least one; exactly one for a plain text.
         max_record_bytes: maximum size of one line, one plain text or one cell, at least 1; a larger line or plain
             text is not held in memory.
-
-    Raises:
-        FormatError: the size of the file has changed since planning.
     """
     if segment.file.format is InputFormat.PLAIN_TEXT:
         yield _read_plain(segment, max_record_bytes)
@@ -159,9 +156,6 @@ def _rest_of_line(file: BinaryIO, max_bytes: int) -> bytes | None:
 def parse_record(line: bytes, keys: Sequence[str]) -> tuple[str, ...]:
     """Returns the texts of a JSON object under `keys`.
 
-    Raises:
-        RecordError: the line is no JSON object, a key is missing, or a value is no string.
-
     >>> parse_record(b'{"title": "A", "text": "B"}', ["text", "title"])
     ('B', 'A')
     """
@@ -173,11 +167,7 @@ def parse_record(line: bytes, keys: Sequence[str]) -> tuple[str, ...]:
 
 
 def _parse_leniently(line: bytes, keys: Sequence[str], strict: orjson.JSONDecodeError) -> tuple[str, ...]:
-    """Returns the texts of a line that only Python's `json` reads: it has NaN, for instance, in another field.
-
-    Raises:
-        RecordError: Python's `json` does not read it either, or a text has half of a surrogate pair.
-    """
+    """Returns the texts of a line that only Python's `json` reads: it has NaN, for instance, in another field."""
     try:
         text = line.decode()
     except UnicodeDecodeError as undecodable:

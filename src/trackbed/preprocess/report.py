@@ -108,11 +108,7 @@ class Tally:
         self._line_counter = LineCounter()
 
     def add(self, chunk: InputChunk, result: TokenisedChunk) -> None:
-        """Adds the counts of the next chunk.
-
-        Raises:
-            FormatError: the chunk has a bad record, and `config.skip_bad` is False.
-        """
+        """Adds the counts of the next chunk."""
         for segment, found in zip(chunk.segments, result.segments, strict=False):
             for record in found.bad:
                 self._add_bad(self._line_counter.describe(segment, record))

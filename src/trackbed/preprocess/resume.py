@@ -208,11 +208,7 @@ class UnfinishedFolder:
         return {name: FileSum.of(checksum) for name, checksum in self._sums[number].items()}
 
     def _read(self) -> SavedState:
-        """Reads the record of an earlier run with the same decisions.
-
-        Raises:
-            FormatError: the record is invalid, or that of other decisions.
-        """
+        """Reads the record of an earlier run with the same decisions."""
         try:
             record = json.loads(self._record.read_bytes())
             found = (record["format"], record["version"], record["fingerprint"])

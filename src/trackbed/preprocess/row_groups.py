@@ -33,11 +33,7 @@ class MissingColumn:
 
 
 def read_row_groups(file: InputFile) -> Iterator[RowGroup]:
-    """Yields the row groups of a Parquet file.
-
-    Raises:
-        FormatError: the file is no Parquet file, or its size has changed since planning.
-    """
+    """Yields the row groups of a Parquet file."""
     with _opened(file) as found:
         groups = [found.metadata.row_group(number) for number in range(found.metadata.num_row_groups)]
     sizes = [group.total_byte_size for group in groups]
@@ -58,9 +54,6 @@ def read_columns(segment: RowGroup, names: Sequence[str], *, max_cell_bytes: int
     Returns:
         For each row a tuple with, per column, a string, None, a `LongCell`, a `MissingColumn`, or the error that
         decoding raised.
-
-    Raises:
-        FormatError: a column is ambiguous, or neither of strings nor of nulls alone; or the file is damaged.
     """
     library = require("pyarrow", where=segment.file.name)
     with _opened(segment.file) as found:

@@ -39,9 +39,6 @@ class SentencexSplitter:
 
         Args:
             language: code of the language; the library treats those that it does not know as English.
-
-        Raises:
-            ArgumentError: the library is not installed, or `language` is no code of a language.
         """
         if not _LANGUAGE.fullmatch(language):
             raise ArgumentError(f"sentencex: the language must be a code such as en or pt-br, found {language!r}")
@@ -50,9 +47,6 @@ class SentencexSplitter:
 
     def split(self, text: str) -> list[str]:
         """Returns the sentences of a text.
-
-        Raises:
-            ValueError: the library fails, or leaves out more than white space.
 
         >>> SentencexSplitter.open().split(" Mr. Smith left.  It rained. ")
         ['Mr. Smith left.', 'It rained.']

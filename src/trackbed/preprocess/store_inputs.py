@@ -31,10 +31,6 @@ def find_objects(text: str, walk: FolderWalk) -> Listed:
 
     A folder of this host, such as `file:///data`, is walked as a path is. Files that Trackbed writes are left out of a
     folder, and names that begin with `.` or `_` below it.
-
-    Raises:
-        ArgumentError: there is neither an object nor a folder, or the address cannot be used.
-        StoreError: the store refuses, or does not answer in time.
     """
     address = parse_address(text)
     if address.scheme == "file" and Path(address.key).is_dir():
@@ -70,12 +66,7 @@ def _files_below(folder: Address, walk: FolderWalk) -> Listed:
 
 
 def stamps_of(addresses: list[Address]) -> Iterator[ObjectStamp]:
-    """Yields the stamp of each object.
-
-    Raises:
-        FileNotFoundError: there is no such object.
-        StoreError: the store refuses, or does not answer in time.
-    """
+    """Yields the stamp of each object."""
     remaining = iter(addresses)
     while some := list(islice(remaining, _AT_ONCE)):
         for found in stores.stamps_of_objects(some):
@@ -85,12 +76,7 @@ def stamps_of(addresses: list[Address]) -> Iterator[ObjectStamp]:
 
 
 def contents_of(objects: list[tuple[Address, ObjectStamp]]) -> list[bytes]:
-    """Returns all bytes of small objects.
-
-    Raises:
-        FileNotFoundError: an object was removed.
-        StoreError: it was replaced, the store refuses, or does not answer in time.
-    """
+    """Returns all bytes of small objects."""
     found: list[bytes] = []
     for start in range(0, len(objects), _AT_ONCE):
         some = objects[start : start + _AT_ONCE]

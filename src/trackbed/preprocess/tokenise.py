@@ -171,11 +171,7 @@ class ChunkTokenizer:
         return self._append_each(batch, columns)
 
     def _check_repeatable(self, batch: list[Record]) -> None:
-        """Checks that the beginnings of a few texts have the same tokens each time.
-
-        Raises:
-            ArgumentError: they have not.
-        """
+        """Checks that the beginnings of a few texts have the same tokens each time."""
         kind = type(self.tokenizer)
         if not kind.__module__.startswith("trackbed."):  # those sample nothing
             texts = [record.texts[0][:_CHECKED_CHARS] for record in batch[:_CHECKED_TEXTS]]
@@ -227,11 +223,7 @@ class ChunkTokenizer:
         return Documents(*self._encode(list(chain.from_iterable(documents))), counts)
 
     def _encode_document(self, text: str) -> Documents:
-        """Does the same as `_encode_documents` for one text of any length.
-
-        Raises:
-            RecordError: splitter or tokenizer fails.
-        """
+        """Does the same as `_encode_documents` for one text of any length."""
         with _fails_as("splitter"):
             sequences = [text] if self.splitter is None else self.splitter.split(text)
         with _fails_as("tokenizer"):

@@ -120,9 +120,6 @@ def start_workers(pool: list[WorkerProcess], count: int, work: bytes) -> None:
         pool: list that receives the workers; the caller ends them, also if this raises.
         count: number of workers to start.
         work: the pickled function that jobs are passed to.
-
-    Raises:
-        WorkerDiedError: a worker has ended at its start.
     """
     context = multiprocessing.get_context("spawn")
     # The resource tracker unblocks the signals that are blocked below, so it must start first.
@@ -227,19 +224,11 @@ class WorkerPool:
         return any(len(worker.jobs) < self._jobs_per_worker for worker in self._workers)
 
     def grow(self, count: int) -> None:
-        """Starts workers.
-
-        Raises:
-            WorkerDiedError: a worker has ended at its start.
-        """
+        """Starts workers."""
         start_workers(self._workers, count, self._work)
 
     def send(self, number: int, job: Any) -> None:
-        """Sends a job to the least busy worker. Requires space.
-
-        Raises:
-            WorkerDiedError: the worker is dead; it is removed.
-        """
+        """Sends a job to the least busy worker. Requires space."""
         worker = min(self._workers, key=lambda one: len(one.jobs))
         try:
             worker.send(number, job)
@@ -297,9 +286,6 @@ def map_in_order(work: Callable[[Job], Result], jobs: Iterable[Job], *, workers:
         work: a picklable function; with one worker it is called in this process.
         jobs: its arguments, consumed lazily; error messages name a job by its `str`.
         workers: number of processes, at least 1; never more than there are jobs.
-
-    Raises:
-        TrackbedError: a worker died; the message states the cause and the job.
     """
     waiting = iter(jobs)
     first = list(islice(waiting, workers))

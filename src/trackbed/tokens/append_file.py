@@ -51,11 +51,7 @@ class AppendFile:
 
     @classmethod
     def reopen(cls, final: Path, partial: Path, written: FileSum) -> "AppendFile":
-        """Reopens a file that `keep` saved, and truncates it to the bytes of `written`.
-
-        Raises:
-            FormatError: the file does not begin with those bytes.
-        """
+        """Reopens a file that `keep` saved, and truncates it to the bytes of `written`."""
         file = partial.open("r+b", buffering=0)
         checksum = _checksum_start(file, written.size_bytes)
         if FileSum.of(checksum) != written:

@@ -86,10 +86,6 @@ def commit_pair(partials: PairFiles, finals: PairFiles) -> None:
     Args:
         partials: files that are complete and flushed to disk, on the file system of the final names.
         finals: final paths.
-
-    Raises:
-        TrackbedError: another process has been committing to this name for a minute.
-        OSError: a file cannot be renamed.
     """
     pending = finals.pending
     with locked_pair(finals.idx):

@@ -90,12 +90,7 @@ class PairContent:
         return checksum
 
     def read_bin(self) -> Generator[memoryview, None, None]:
-        """Yields the bytes of the `.bin` in order, in pieces that are valid until the next one.
-
-        Raises:
-            OSError: the file cannot be read.
-            StoreError: the object was replaced, or the store does not give it.
-        """
+        """Yields the bytes of the `.bin` in order, in pieces that are valid until the next one."""
         if self._source is None:
             buffer = bytearray(_READ_BYTES)
             with open(open_regular(self.bin_path)[0], "rb", buffering=0) as file:  # noqa: PTH123  a descriptor

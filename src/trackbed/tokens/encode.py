@@ -20,12 +20,7 @@ _KINDS: Final = {"i": "iu", "u": "iu", "f": "iuf"}
 
 
 def as_numbers(tensor: Any, dtype: np.dtype[Any], *, where: str) -> npt.NDArray[Any]:
-    """Converts a tensor, array or list to `[T]` numbers of a kind that can be stored as `dtype`.
-
-    Raises:
-        ArgumentError: an element is not a number, or is a fraction for an integer file; the message starts with
-            `where`.
-    """
+    """Converts a tensor, array or list to `[T]` numbers of a kind that can be stored as `dtype`."""
     if isinstance(tensor, np.ndarray):
         found = tensor.dtype
         if found.kind in _KINDS[dtype.kind] and found.isnative and tensor.ndim == 1 and tensor.flags.c_contiguous:

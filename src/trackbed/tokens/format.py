@@ -271,9 +271,6 @@ def ends_of(
         path: its path or address.
         multimodal: True to require modes.
         stamp: identity of an object; None for a file, whose identity `raw` has.
-
-    Raises:
-        FormatError: the header is invalid, or the size of the file does not match its counts.
     """
     header = decode_header(raw.head[:HEADER_BYTES], path=path)
     identity = stamp or Stamp(*raw.stamp)

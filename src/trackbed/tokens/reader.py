@@ -265,11 +265,7 @@ class IndexedDataset:
         return tokens if mode is None else (tokens, mode)
 
     def _check_range(self, idx: int, wanted: tuple[int, int], size: int, place: int) -> None:
-        """Checks the offset and the number of tokens of a read, which begins at byte `place`.
-
-        Raises:
-            RangeError: there are no such tokens.
-        """
+        """Checks the offset and the number of tokens of a read, which begins at byte `place`."""
         offset, count = wanted
         num_bytes, itemsize = self._bin_stamp.size_bytes, self.index.dtype_size
         if not 0 <= place <= place + count * itemsize <= num_bytes:

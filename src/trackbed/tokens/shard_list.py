@@ -92,9 +92,6 @@ def parse_shard_list(raw: bytes, *, where: str) -> ShardList:
     Args:
         raw: content of the file.
         where: its path or address, for error messages.
-
-    Raises:
-        FormatError: it is no list of shards.
     """
     try:
         fields: dict[str, Any] = tomllib.loads(raw.decode())

@@ -146,11 +146,7 @@ class CatalogueBuilder:
     _sums: list[int] = field(default_factory=list)
 
     def add_tensor(self, key: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-        """Adds a global tensor, of which no box has been added.
-
-        Raises:
-            CheckpointError: it is there with another type or shape.
-        """
+        """Adds a global tensor, of which no box has been added."""
         found = self._tensors.setdefault(key, (dtype, shape, []))
         if found[:2] != (dtype, shape):
             raise CheckpointError(
@@ -178,11 +174,7 @@ class CatalogueBuilder:
     def add_object(
         self, unique_key: str, *, file: str, start: int, num_bytes: int, sums: Iterable[int] | None = None
     ) -> None:
-        """Adds an object, whose payload is the item.
-
-        Raises:
-            CheckpointError: it is there already.
-        """
+        """Adds an object, whose payload is the item."""
         if unique_key in self._objects:
             raise CheckpointError(f"{unique_key}: an object must be stored once, but is twice")
         self._objects[unique_key] = len(self._numbers)

@@ -49,11 +49,7 @@ _OLD: Final = {
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        """Returns one of the classes that are allowed.
-
-        Raises:
-            CheckpointError: it is another.
-        """
+        """Returns one of the classes that are allowed."""
         source, names = _MODULES.get(module, (None, ()))
         if name in names:
             return getattr(source, name)
@@ -72,12 +68,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _check_memo(content: bytes) -> None:
-    """Checks that no place in the memo is beyond those that a pickle of this size can fill: the memo grows up to it.
-
-    Raises:
-        CheckpointError: one is.
-        ValueError: it is no pickle.
-    """
+    """Checks that no place in the memo is beyond those that a pickle of this size can fill: the memo grows up to it."""
     for code, argument, _ in pickletools.genops(content):
         if code.name in _PUTS and argument is not None and argument > len(content):
             raise CheckpointError(
@@ -91,11 +82,7 @@ def _ignored_path(*parts: object) -> str:
 
 
 def decode_metadata(content: bytes) -> Catalogue:
-    """Reads `.metadata`.
-
-    Raises:
-        CheckpointError: it is damaged, contradicts itself, or names classes that are not allowed.
-    """
+    """Reads `.metadata`."""
     try:
         _check_memo(content)
         found = _Unpickler(io.BytesIO(content)).load()
@@ -175,11 +162,7 @@ def _numbers(values: Any) -> tuple[int, ...]:
 
 
 def _file_name(name: str) -> str:
-    """Checks that a file lies in the folder of the checkpoint.
-
-    Raises:
-        CheckpointError: it does not.
-    """
+    """Checks that a file lies in the folder of the checkpoint."""
     if not name or "\0" in name or name.startswith("/") or ".." in name.split("/"):
         raise CheckpointError(f"{METADATA_NAME}: files must lie in the folder of the checkpoint, but one is {name!r}")
     return name

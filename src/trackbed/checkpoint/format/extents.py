@@ -135,11 +135,7 @@ class SideFile:
 
 
 def _check_description(head: Mapping[str, Any]) -> None:
-    """Checks the types of what a side file describes, and that its files lie in its folder.
-
-    Raises:
-        ValueError: one is another.
-    """
+    """Checks the types of what a side file describes, and that its files lie in its folder."""
     if not isinstance(head["save_id"], str):
         _fail("save_id must be text", head["save_id"])
     for name in (*(_three(entry)[0] for entry in head["files"]), *head["data_files"]):
@@ -173,11 +169,7 @@ def _check_counts(values: tuple[Any, ...]) -> None:
 
 
 def _check_rows(catalogue: Catalogue) -> None:
-    """Checks the places of the items: those of checksums, and boxes that lie in their tensors.
-
-    Raises:
-        ValueError: one is elsewhere.
-    """
+    """Checks the places of the items: those of checksums, and boxes that lie in their tensors."""
     counts = (catalogue.start, catalogue.num_bytes, catalogue.payload_bytes, catalogue.offsets, catalogue.sizes)
     if any(len(column) and (column.min() < 0 or column.max() >= _END) for column in counts if column.size):
         _fail("places and sizes must be whole numbers from 0", "another")

@@ -64,11 +64,7 @@ def load_torch_item(content: bytes | memoryview, where: str, *, checks_members: 
 
 
 def _check_factories(value: Any, where: str) -> None:
-    """Checks that factories lie in defaultdicts alone: a class as a value would be loaded as its stand-in.
-
-    Raises:
-        CheckpointError: one lies elsewhere.
-    """
+    """Checks that factories lie in defaultdicts alone: a class as a value would be loaded as its stand-in."""
     stops = FactoryStandIn, torch.Tensor, np.ndarray
     for _, found in search(value, lambda one: isinstance(one, stops)):
         if isinstance(found, FactoryStandIn):
@@ -87,11 +83,7 @@ def _refusal(where: str, name: str) -> str:
 
 
 def _check_protocol(pickles: list[bytes], where: str) -> None:
-    """Checks that pickles have a protocol that torch's loader understands.
-
-    Raises:
-        CheckpointError: one has another; names the first class that is not allowed, if there is one.
-    """
+    """Checks that pickles have a protocol that torch's loader understands."""
     for pickle in pickles:
         protocol = pickle[1] if pickle[:1] == b"\x80" and len(pickle) > 1 else 0
         if protocol <= _MOST_PROTOCOL:
@@ -135,11 +127,7 @@ def _globals_of(stream: BytesIO) -> Iterator[str]:
 
 
 def _globals_of_one(stream: BytesIO) -> Iterator[str]:
-    """Yields the names in the next pickle.
-
-    Raises:
-        ValueError: there is none.
-    """
+    """Yields the names in the next pickle."""
     memo: dict[int, Any] = {}
     strings: list[Any] = []
     for operation, argument, _ in pickletools.genops(stream):
@@ -203,11 +191,7 @@ def torch_bytes(value: Any, where: str, *, writes_storages: bool = False) -> byt
 
 
 def _check_members(content: bytes | memoryview, where: str) -> None:
-    """Compares the CRC-32 of the members of an archive, which torch does not do.
-
-    Raises:
-        CheckpointError: one differs.
-    """
+    """Compares the CRC-32 of the members of an archive, which torch does not do."""
     try:
         with ZipFile(BytesIO(content)) as archive:
             for member in archive.infolist():

@@ -75,9 +75,6 @@ class BoxReader:
 
         Returns:
             Number of elements that were filled.
-
-        Raises:
-            CheckpointError: a file is damaged.
         """
         shape = tuple(target.shape)
         if 0 in shape:
@@ -111,11 +108,7 @@ class BoxReader:
         return True
 
     def check_item(self, key: str, row: int) -> None:
-        """Reads the box of a row that torch wrote.
-
-        Raises:
-            CheckpointError: it is damaged.
-        """
+        """Reads the box of a row that torch wrote."""
         _, size = self._catalogue.box(row, len(self._catalogue.tensors[key].shape))
         self._read_foreign(key, row, size)
 

@@ -39,9 +39,6 @@ def read_places(places: Iterable[Place], folder: Path, catalogue: Catalogue, pol
         folder: folder of the checkpoint.
         catalogue: its contents.
         poll: called every 20 ms or so in this thread; may raise to end the work.
-
-    Raises:
-        CheckpointError: a file is damaged.
     """
     pieces = deque(piece for place in places for piece in _pieces(place))
     num_bytes = sum(piece.box.nbytes for piece in pieces)

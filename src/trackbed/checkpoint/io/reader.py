@@ -34,11 +34,7 @@ class FileReader:
     @classmethod
     @contextmanager
     def open(cls, folder: Path, name: str) -> "Iterator[FileReader]":
-        """Opens a file of a checkpoint.
-
-        Raises:
-            CheckpointError: the file is missing, cannot be opened, or is no regular file.
-        """
+        """Opens a file of a checkpoint."""
         try:
             descriptor, size = open_file(folder, name)
         except OSError as error:
@@ -59,9 +55,6 @@ class FileReader:
             start: first byte in the file.
             num_bytes: number of bytes.
             what: name of what is to be read, for errors.
-
-        Raises:
-            CheckpointError: the file ends before.
         """
         if start + num_bytes > self._num_bytes:
             raise self._too_short(start + num_bytes, self._num_bytes, what)
@@ -76,9 +69,6 @@ class FileReader:
             target: contiguous array.
             start: first byte in the file.
             what: name of what is read, for errors.
-
-        Raises:
-            CheckpointError: the file ends before, or cannot be read.
         """
         view = target.data
         done = 0
@@ -105,9 +95,6 @@ class FileReader:
             first: first byte of the range in the payload.
             sums: CRC-32 of each MiB of the payload, from the side file; empty to check nothing.
             what: name of the payload, for errors.
-
-        Raises:
-            CheckpointError: the file cannot be read, or a checksum differs.
         """
         if not len(sums):
             self.read_into(target, payload_start + first, what)
@@ -148,12 +135,7 @@ class FileReader:
 
 
 def open_file(folder: Path, name: str) -> tuple[int, int]:
-    """Opens a regular file of a checkpoint. Returns its descriptor, and its size in bytes.
-
-    Raises:
-        CheckpointError: there is a folder, a pipe, a device or a socket in its place.
-        OSError: the file cannot be opened.
-    """
+    """Opens a regular file of a checkpoint. Returns its descriptor, and its size in bytes."""
     try:
         return open_regular(folder / name)
     except FormatError as error:
@@ -161,11 +143,7 @@ def open_file(folder: Path, name: str) -> tuple[int, int]:
 
 
 def maybe_read_file(folder: Path, name: str) -> bytes | None:
-    """Reads a file of a checkpoint; None if there is none.
-
-    Raises:
-        CheckpointError: it is no regular file, cannot be read, or does not fit into memory.
-    """
+    """Reads a file of a checkpoint; None if there is none."""
     try:
         descriptor, _ = open_file(folder, name)
         with os.fdopen(descriptor, "rb", buffering=0) as stream:

@@ -86,11 +86,7 @@ class FileWriter:
             os.close(self._descriptor)
 
     def write(self, data: bytes | memoryview) -> None:
-        """Appends bytes.
-
-        Raises:
-            OSError: the system refuses some of the bytes that were appended so far.
-        """
+        """Appends bytes."""
         source = np.frombuffer(data, dtype=np.uint8)
         self.crc = crc32(source, self.crc)
         self._append(source, None)
@@ -100,9 +96,6 @@ class FileWriter:
 
         Returns:
             CRC-32 of the payload, and that of each MiB of it, the last one shorter.
-
-        Raises:
-            OSError: see `write`.
         """
         whole, sums = 0, []
         for start in range(0, len(source), SUM_BYTES):
@@ -120,11 +113,7 @@ class FileWriter:
             self.write(bytes(missing))
 
     def finish(self) -> None:
-        """Writes what is left, and returns once all bytes are on the disk.
-
-        Raises:
-            OSError: the system refuses some of them.
-        """
+        """Writes what is left, and returns once all bytes are on the disk."""
         if self._block is not None:
             if self._is_direct:
                 self._filled = -(-self._filled // ALIGNMENT) * ALIGNMENT
@@ -247,9 +236,6 @@ def write_items(
         items: tensors, of the shapes that are to be stored, and bytes of objects.
         direct: True to write past the page cache where the file system allows it.
         poll: called now and then; may raise to end the work.
-
-    Raises:
-        OSError: the file cannot be written.
     """
     with FileWriter(path, direct=direct, poll=poll) as file:
         written = [

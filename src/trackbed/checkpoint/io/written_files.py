@@ -71,9 +71,6 @@ def catalogue_of(table: Table, assignment: Assignment, found: Sequence[WrittenFi
         table: shards of all ranks.
         assignment: parts of them that were written.
         found: files of all ranks, in rank order.
-
-    Raises:
-        CheckpointError: a key stands for a tensor and for another or an object, or an object is written twice.
     """
     offsets, sizes = _boxes(table, assignment)
     row = assignment.row

@@ -64,11 +64,7 @@ def parse_exchange(exchange: Any) -> Exchange:
 
 
 def must_exchange(meeting: Meeting, exchange: Exchange) -> bool:
-    """Collective over the ranks, the first time: True if ranks are to send each other what they read.
-
-    Raises:
-        ArgumentError: `exchange` is unknown, or the ranks have no process group.
-    """
+    """Collective over the ranks, the first time: True if ranks are to send each other what they read."""
     parse_exchange(exchange)
     if exchange == "none" or meeting.size == 1:
         return False
@@ -130,9 +126,6 @@ def exchange_parts(
         parts: result of `plan_parts`.
         targets: returns the tensor of a row of this rank.
         read: fills a tensor from a place of a stored tensor; gets its key, the tensor, and the first element.
-
-    Raises:
-        CheckpointError: a file is damaged.
     """
     for some in _rounds(table, parts, meeting.size):
         sent: list[list[torch.Tensor]] = [[] for _ in range(meeting.size)]

@@ -29,9 +29,6 @@ def require_distinct(shards: Sequence[Shard], places: Callable[[], Sequence[str]
         shards: tensors and objects.
         places: returns the path of each in the state.
         rank: number of the rank.
-
-    Raises:
-        CheckpointError: two contradict each other, or are main replicas of the same elements.
     """
     if len({shard.key for shard in shards}) == len(shards):
         return

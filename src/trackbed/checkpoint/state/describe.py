@@ -96,11 +96,6 @@ def describe_state(state: dict[str, Any]) -> SavedState:
 
     Args:
         state: state dictionary, which is left as it is.
-
-    Raises:
-        CheckpointError: it is no dictionary, or contains itself, or is nested too deeply; a key is no text; or it has a
-            shard in a tuple, beside other values in a list, or beside plain values in a container of another class: it
-            could not be loaded.
     """
     if not isinstance(state, dict):
         raise CheckpointError(
@@ -141,9 +136,6 @@ def _built_tree(value: Any, path: tuple[Any, ...], above: set[int]) -> Any:
         value: state, or a value in it.
         path: its path.
         above: identities of the containers that it lies in.
-
-    Raises:
-        CheckpointError: a container contains itself, or one of another class has both shards and plain values.
     """
     if isinstance(value, ShardedTensorFactory):
         built = _built(value)
@@ -217,9 +209,6 @@ def describe_request(state: dict[str, Any]) -> Request:
 
     Args:
         state: state dictionary, which is left as it is.
-
-    Raises:
-        CheckpointError: see `describe_state`.
     """
     if not isinstance(state, dict):
         raise CheckpointError(
@@ -243,11 +232,7 @@ def describe_request(state: dict[str, Any]) -> Request:
 
 @contextmanager
 def _naming_depth(state: Any) -> Iterator[None]:
-    """Names the place of what is nested too deeply for the block.
-
-    Raises:
-        CheckpointError: the block has reached Python's limit of recursion.
-    """
+    """Names the place of what is nested too deeply for the block."""
     try:
         yield
     except RecursionError:
@@ -272,11 +257,7 @@ def _deepest_path(state: Any) -> list[str]:
 
 @contextmanager
 def _naming(function: str) -> Iterator[None]:
-    """Begins an error in the block with the name of a function of the program.
-
-    Raises:
-        CheckpointError: the function failed.
-    """
+    """Begins an error in the block with the name of a function of the program."""
     try:
         yield
     except Exception as error:
@@ -313,11 +294,7 @@ def check_places(state: Any) -> None:
 
 
 def _check(value: Any, path: tuple[Any, ...]) -> _Kind:
-    """Kinds of the leaves below a path.
-
-    Raises:
-        CheckpointError: the elements of a list go to different places, or a tuple has a shard.
-    """
+    """Kinds of the leaves below a path."""
     if isinstance(value, dict) and type(value) in _KEPT_CONTAINERS:
         found = _NOTHING
         for key, below in value.items():

@@ -55,10 +55,6 @@ def survey(value: Any, stream: Any = None) -> Survey:
         value: value.
         stream: takes a pickle with the attributes of tensors in their places, and nothing in those of arrays; None for
             none.
-
-    Raises:
-        RefusedError: something would come back as another value.
-        PicklingError, TypeError, AttributeError, ValueError, RuntimeError: something cannot be pickled.
     """
     found = Survey()
     _SurveyPickler(_Nowhere() if stream is None else stream, found).dump(value)
@@ -127,11 +123,7 @@ class _LongLong:
 
 
 def _reduced(value: Any) -> Any:
-    """Returns the reduction of a value for its pickle; NotImplemented where pickle's own way is read back.
-
-    Raises:
-        RefusedError: no way is.
-    """
+    """Returns the reduction of a value for its pickle; NotImplemented where pickle's own way is read back."""
     kind = type(value)
     if kind is defaultdict:
         # One call with the contents, as torch's reader fills no defaultdict or deque.

@@ -34,11 +34,7 @@ def rebuild_bytes() -> bytes:
 
 
 def rebuild_bytearray(content: Any = b"", encoding: str | None = None) -> bytearray:
-    """A bytearray of bytes, or of text with its encoding.
-
-    Raises:
-        TypeError: an argument is another, such as a number of zeros.
-    """
+    """A bytearray of bytes, or of text with its encoding."""
     if encoding is None:
         _require(content, bytes, "bytearray")
         return bytearray(content)
@@ -47,22 +43,13 @@ def rebuild_bytearray(content: Any = b"", encoding: str | None = None) -> bytear
 
 
 def rebuild_frozenset(elements: list[Any]) -> frozenset[Any]:
-    """A frozenset of the elements of a list.
-
-    Raises:
-        TypeError: it is no list.
-    """
+    """A frozenset of the elements of a list."""
     _require(elements, list, "frozenset")
     return frozenset(elements)
 
 
 def rebuild_deque(elements: list[Any] | tuple[()] = (), maxlen: int | None = None) -> deque[Any]:
-    """A deque of the elements of a list.
-
-    Raises:
-        TypeError: an argument is another.
-        ValueError: `maxlen` is negative.
-    """
+    """A deque of the elements of a list."""
     if elements != ():
         _require(elements, list, "deque")
     return deque(elements, maxlen)
@@ -74,9 +61,6 @@ def rebuild_defaultdict(factory: Any = None, contents: dict[Any, Any] | None = N
     Args:
         factory: None, the stand-in of a factory, or the factory itself where the program has allowed it.
         contents: its items.
-
-    Raises:
-        TypeError: an argument is another.
     """
     kind = factory.kind if isinstance(factory, FactoryStandIn) else factory
     if kind is not None and kind not in FACTORY_KINDS:
@@ -87,12 +71,7 @@ def rebuild_defaultdict(factory: Any = None, contents: dict[Any, Any] | None = N
 
 
 def rebuild_numpy_scalar(dtype: np.dtype[Any], content: bytes) -> Any:
-    """A NumPy scalar, of its bytes.
-
-    Raises:
-        TypeError: the type is no `dtype` of numbers, text, bytes or times.
-        ValueError: it has another number of bytes.
-    """
+    """A NumPy scalar, of its bytes."""
     _require(content, bytes, "NumPy scalar")
     if not isinstance(dtype, np.dtype) or dtype.kind not in SCALAR_KINDS or dtype.subdtype is not None:
         raise TypeError(f"NumPy scalar: must be a number, text, bytes or a time, found the type {dtype!r}")

@@ -72,11 +72,7 @@ class ReadsBatches(ABC):
 
     @abstractmethod
     def _draw(self, positions: npt.NDArray[np.int64]) -> SampleLocations:
-        """Returns dataset and sample at each of `[B]` positions.
-
-        Raises:
-            IndexError: a position is out of range.
-        """
+        """Returns dataset and sample at each of `[B]` positions."""
 
     def missing_ranges(self, indices: Indices) -> Ranges | None:
         """Returns the bytes of objects that samples need, for `fetch`; None if samples are read one by one.

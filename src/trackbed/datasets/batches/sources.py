@@ -86,9 +86,6 @@ class Sources:
 
         Args:
             datasets: `[B]` datasets that samples are drawn from.
-
-        Raises:
-            FormatError: a file was truncated since it was mapped. Then `end_reading` is not needed.
         """
         wanted = set(datasets.tolist())
         while True:
@@ -149,12 +146,7 @@ class Sources:
         MAPS.use(placed)
 
     def map_files(self, numbers: Sequence[int]) -> None:
-        """Maps files by their numbers; of objects, copies of the index.
-
-        Raises:
-            FormatError: a file was replaced since it was opened.
-            StoreError: an object was replaced, or the store does not give it.
-        """
+        """Maps files by their numbers; of objects, copies of the index."""
         fetch_copies(self._pairs[number].index for number in set(numbers))  # first, as it takes long
         with self._lock.writing():
             for number in set(numbers):
@@ -225,11 +217,7 @@ class _SizeWatch:
             self._watched = None
 
     def check(self) -> None:
-        """Checks all files, unless the last check was less than 50 ms ago.
-
-        Raises:
-            FormatError: a file was truncated.
-        """
+        """Checks all files, unless the last check was less than 50 ms ago."""
         now = time.monotonic()
         if now - self._checked < _CHECK_SECONDS or not self._sources:
             return

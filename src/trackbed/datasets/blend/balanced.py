@@ -31,11 +31,7 @@ class BalancedOrder(IndexedOrder):
 
     @cached_property
     def counts(self) -> list[int]:
-        """`[K]` number of samples drawn from each dataset.
-
-        Raises:
-            ArgumentError: the weights are not valid shares.
-        """
+        """`[K]` number of samples drawn from each dataset."""
         weights, size = self.spec.weights, self.spec.size
         return [int(weight) for weight in weights] if size is None else largest_remainders(weights, size)
 

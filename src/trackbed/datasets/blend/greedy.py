@@ -57,11 +57,7 @@ class GreedyOrder(IndexedOrder):
         return _DRAW_COST * len(self)
 
     def build(self, allocate: Allocate) -> Arrays:
-        """Builds the two arrays.
-
-        Raises:
-            OversampleError: the blend draws more samples from a dataset than it has.
-        """
+        """Builds the two arrays."""
         chosen, samples = blend(self.spec.weights, self.spec.size, allocate=allocate)
         self.spec.check_draws(draws_of_each(chosen, samples, num_datasets=len(self.spec.datasets)))
         return dict(zip(ARRAYS, (chosen, samples), strict=True))

@@ -81,12 +81,7 @@ class GPTIndices:
 
     @property
     def plan(self) -> EpochPlan:
-        """Epochs and samples. Reads the lengths of the split's documents.
-
-        Raises:
-            PlanError: samples are asked for, and there are no tokens.
-            FormatError: a length is negative, or there are more tokens than the file has room for.
-        """
+        """Epochs and samples. Reads the lengths of the split's documents."""
         if self._plan is None:
             self._plan = self.plan_over(self._own_lengths)
         return self._plan

@@ -91,11 +91,7 @@ class InstantSamples:
 
     @cached_property
     def num_tokens(self) -> int:
-        """Number of tokens in the split, computed from the pointers of its first and last sequences.
-
-        Raises:
-            FormatError: its first or last sequence does not begin where the one before it ends.
-        """
+        """Number of tokens in the split, computed from the pointers of its first and last sequences."""
         start, stop = self.run
         if start == stop:
             return 0
@@ -175,11 +171,7 @@ class InstantSamples:
 
     @cached_property
     def order(self) -> InstantOrder:
-        """Order of the samples.
-
-        Raises:
-            PlanError: there are not enough tokens for a sample.
-        """
+        """Order of the samples."""
         size = self.samples_per_epoch
         if size == 0:
             raise PlanError(f"{number_of(self.num_tokens, 'token')} must hold a sample of {self._length:,}")
@@ -219,9 +211,6 @@ class InstantSamples:
         """Returns the number in the file of the sample at a position in `[-len, len)`.
 
         A `StoredSample` is returned as it is.
-
-        Raises:
-            IndexError: the position, or the stored sample, is out of range.
         """
         if isinstance(position, StoredSample):
             if not 0 <= position < self.samples_per_epoch:
@@ -234,11 +223,7 @@ class InstantSamples:
 
     @cached_property
     def prefetched(self) -> PrefetchedOrder:
-        """The order, with prefetch for sequential access.
-
-        Raises:
-            PlanError: there are not enough tokens for a sample.
-        """
+        """The order, with prefetch for sequential access."""
         return PrefetchedOrder(self.order)
 
     @property
@@ -283,11 +268,7 @@ class InstantSamples:
         return SamplePieces(list(range(first, last)), starts, stops)
 
     def _documents(self, start: int, length: int) -> tuple[int, int]:
-        """Returns the first document with tokens in `[start, start + length)` of the split, and one after the last.
-
-        Raises:
-            FormatError: these documents are not contiguous in the file.
-        """
+        """Returns the first document with tokens in `[start, start + length)` of the split, and one after the last."""
         pointers, size = self.dataset.index.sequence_pointers, self.dataset.index.dtype_size
         begin = self.origin_byte + start * size
         end = begin + length * size

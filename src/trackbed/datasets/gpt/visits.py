@@ -56,10 +56,6 @@ class VisitedSamples:
         Args:
             visits: the indices.
             position: in `[-R, R)`.
-
-        Raises:
-            IndexError: the position is out of range.
-            CacheError: an index is damaged.
         """
         row, (first, begin), (last, end) = _find_row(visits, position)
         num_visits = len(visits.documents)
@@ -96,13 +92,7 @@ class VisitedSamples:
     def read(
         self, visits: VisitArrays, position: int, *, padding: int
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Returns the token ids of the sample at a position, padded if short, and the documents that they come from.
-
-        Raises:
-            IndexError: the position is out of range.
-            CacheError: an index is damaged.
-            FormatError: the files are shorter than their index says.
-        """
+        """Returns the token ids of the sample at a position, padded if short, and the documents that they come from."""
         documents, starts, stops = self.pieces(visits, position)
         dataset = self._dataset
         if MAPS.is_tight and isinstance(dataset, IndexedDataset):

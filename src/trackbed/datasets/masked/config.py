@@ -116,11 +116,7 @@ class MaskedWordPieceDatasetConfig(BlendedMegatronDatasetConfig):
 
 
 def as_flag(name: str, value: Any) -> bool | int:
-    """Returns a flag as Python has it.
-
-    Raises:
-        ArgumentError: it is neither True nor False, nor 1 or 0.
-    """
+    """Returns a flag as Python has it."""
     if isinstance(value, (bool, np.bool_)):
         return bool(value)
     if is_integer(value) and value in (0, 1):
@@ -129,11 +125,7 @@ def as_flag(name: str, value: Any) -> bool | int:
 
 
 def as_number(name: str, value: Any) -> float | int:
-    """Returns a number as Python has it.
-
-    Raises:
-        ArgumentError: it is none.
-    """
+    """Returns a number as Python has it."""
     if isinstance(value, Real) and not isinstance(value, bool):
         return index(value) if is_integer(value) else float(value)  # type: ignore[arg-type]
     raise ArgumentError(f"{name} must be a number, found {value!r}")

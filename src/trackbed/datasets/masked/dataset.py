@@ -282,13 +282,7 @@ class MaskedWordPieceDataset(CachedDataset):
         )
 
     def _read(self, idx: int) -> tuple[list[list[int]], int, np.random.RandomState]:
-        """Returns the sentences of the sample at a position, its target length, and its stream of random numbers.
-
-        Raises:
-            IndexError: `idx` is out of range.
-            CacheError: the index is damaged.
-            FormatError: the files are shorter than their index says.
-        """
+        """Returns the sentences of the sample at a position, its target length, and its stream of random numbers."""
         rows = np.asarray(self._opened)
         if not -len(rows) <= idx < len(rows):
             raise IndexError(f"a sample must be in [-{len(rows)}, {len(rows)}), found {idx}")
@@ -323,9 +317,6 @@ class MaskedWordPieceDataset(CachedDataset):
         Returns:
             `[T]` ids after masking, positions of masked tokens and their former ids, `[T]` 1 where a word or a special
             token begins and 0 elsewhere, and positions and former ids of each masked n-gram.
-
-        Raises:
-            FormatError: an id is not in the tokenizer's vocabulary.
         """
         starts, words = self._words_of(token_ids)
         masked = mask_words(

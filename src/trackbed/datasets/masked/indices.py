@@ -92,11 +92,7 @@ class MaskedIndices:
         return {"sample_index": ArraySpec(dtype, (-1, 3), least_rows=self.num_samples or 0)}
 
     def build(self, allocate: Allocate) -> Arrays:
-        """The array.
-
-        Raises:
-            PlanError: samples are requested, and no document can give one.
-        """
+        """The array."""
         _ = self.checksum  # while the lengths are in memory
         try:
             rows = build_mapping(

@@ -73,11 +73,7 @@ class T5MaskedWordPieceDatasetConfig(MaskedWordPieceDatasetConfig):
 
 
 def sentinels_of(tokenizer: Any) -> list[int]:
-    """Returns the ids that replace spans, in order.
-
-    Raises:
-        ArgumentError: the tokenizer has none.
-    """
+    """Returns the ids that replace spans, in order."""
     try:
         found = [int(token) for token in tokenizer.additional_special_tokens_ids]
     except (AttributeError, NotImplementedError, TypeError):

@@ -43,10 +43,6 @@ def config_attention_mask(
         With `use_local`, `[B, 1, S, S]`, `[B, 1, D, D]` and `[B, 1, D, S]`. Otherwise the decoder has none, as its
         attention is causal, and the others are `[B, 1, 1, S]` and a pair of `[B, 1, 1, D]` and `[B, 1, 1, S]`; or, for
         unfused attention below 1.10, `[B, 1, S, S]` and `[B, 1, D, S]`.
-
-    Raises:
-        ArgumentError: Transformer Engine is below 1.7 and uses flash or fused attention, or is neither installed nor
-            is its version given.
     """
     if use_local:
         return (

@@ -52,20 +52,12 @@ def digest_of(pieces: WordPieces) -> str:
 
 
 def word_pieces_of(tokenizer: Any) -> WordPieces:
-    """Returns the properties of a tokenizer, computed once in a start.
-
-    Raises:
-        ArgumentError: it lacks `cls`, `sep`, `mask` or `inv_vocab`, or an id is out of range.
-    """
+    """Returns the properties of a tokenizer, computed once in a start."""
     return shared("word pieces", lambda: _read(tokenizer), tokenizer)
 
 
 def special_ids(tokenizer: Any, *names: str) -> list[int]:
-    """Returns the ids of special tokens.
-
-    Raises:
-        ArgumentError: the tokenizer lacks some of them.
-    """
+    """Returns the ids of special tokens."""
     found = [_id_of(tokenizer, name) for name in names]
     missing = [name for name, token in zip(names, found, strict=True) if token is None]
     if missing:

@@ -107,11 +107,7 @@ class LibraryTokenizer(Adapter):
         return str(self._tokenizer.decode(np.asarray(ids).tolist(), skip_special_tokens=False))
 
     def offsets(self, ids: list[int], text: str) -> list[int]:
-        """Returns the character of the text at which each of its tokens begins.
-
-        Raises:
-            ArgumentError: the ids are not those of the text.
-        """
+        """Returns the character of the text at which each of its tokens begins."""
         found = self._tokenizer.encode(text, add_special_tokens=False)
         self._check_own(ids, found.ids, text)
         return [start for start, _ in found.offsets]

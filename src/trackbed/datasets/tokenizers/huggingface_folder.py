@@ -51,14 +51,7 @@ class FolderTokenizer:
 
 
 def read_folder(path: Path) -> FolderTokenizer:
-    """Reads the tokenizer of a folder.
-
-    Raises:
-        ArgumentError: the folder has a pipe, a socket or a device, which libraries would wait for.
-        OnlyTransformersError: the library `tokenizers` cannot run it.
-        ArgumentError: the folder has no tokenizer, only one whose code is in the folder, or transformers is needed and
-            not installed.
-    """
+    """Reads the tokenizer of a folder."""
     for entry in path.iterdir():
         if not (entry.is_file() or entry.is_dir() or not entry.exists()):
             raise ArgumentError(
@@ -77,11 +70,7 @@ def read_folder(path: Path) -> FolderTokenizer:
 
 
 def read_with_transformers(path: Path) -> Any:
-    """Returns the tokenizer of a folder as transformers reads it, without running code from the folder.
-
-    Raises:
-        ArgumentError: transformers is not installed, or finds no tokenizer.
-    """
+    """Returns the tokenizer of a folder as transformers reads it, without running code from the folder."""
     library = require("transformers", where=path)
     options = {"local_files_only": True, "trust_remote_code": False}
     try:

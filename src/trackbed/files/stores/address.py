@@ -141,11 +141,7 @@ def has_etag(stamp: ObjectStamp) -> bool:
 
 
 def stamp_of_metadata(found: Mapping[str, Any], address: Address) -> ObjectStamp:
-    """Returns the stamp in the metadata of an answer.
-
-    Raises:
-        StoreError: it has neither a strong `ETag` nor `Last-Modified`.
-    """
+    """Returns the stamp in the metadata of an answer."""
     tag, modified = found.get("e_tag"), found.get("last_modified")
     if not tag or tag.startswith("W/"):
         if modified is None or modified == _NO_TIME:

@@ -98,10 +98,6 @@ def result_by(deadline: float, future: Future[_Result], *, where: str) -> _Resul
         deadline: time of `time.monotonic` at which they are given up.
         future: the requests.
         where: the address, for the error.
-
-    Raises:
-        StoreError: the time is over.
-        Exception: the requests, or the poll of the caller, raised it.
     """
     try:
         deadline += _GRACE_SECONDS

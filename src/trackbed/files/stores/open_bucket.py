@@ -65,12 +65,7 @@ def endpoint_of(address: Address) -> str:
 
 
 def open_bucket(address: Address) -> Bucket:
-    """Returns the bucket of an address; one is opened per bucket, environment and process.
-
-    Raises:
-        ArgumentError: a library that the address needs is not installed, or the settings of the environment do not open
-            the bucket.
-    """
+    """Returns the bucket of an address; one is opened per bucket, environment and process."""
     if address.scheme != "msc":
         return _open_with_obstore(address)
     library = _import("multistorageclient")
@@ -119,11 +114,7 @@ def open_writable_bucket(address: Address) -> WritableBucket:
 
 
 def check_writable(address: Address) -> None:
-    """Checks that objects can be written under an address.
-
-    Raises:
-        ArgumentError: the scheme is read only.
-    """
+    """Checks that objects can be written under an address."""
     if address.scheme not in _WRITABLE:
         known = ", ".join(_WRITABLE)
         raise ArgumentError(
@@ -183,11 +174,7 @@ _OWN_GOOGLE_TYPES: Final = ("service_account", "authorized_user")
 
 
 def credential_provider(scheme: str) -> Any:
-    """Returns the provider that obstore needs for buckets of a scheme, or None if it finds the credentials by itself.
-
-    Raises:
-        ArgumentError: the library that knows the credentials is not installed, or does not find them.
-    """
+    """Returns the provider of credentials that obstore needs for a scheme, or None if it finds them by itself."""
     if scheme == "s3":
         return _aws()
     return _google() if scheme == "gs" else None

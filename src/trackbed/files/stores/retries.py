@@ -63,10 +63,6 @@ async def retry_until(deadline: float, request: Callable[[], Awaitable[_Result]]
         deadline: time of `time.monotonic` at which it is given up.
         request: makes one attempt.
         address: the object, for errors.
-
-    Raises:
-        FileNotFoundError: there is no such object.
-        StoreError: the store refuses, gives another object, or does not answer in time.
     """
     pause, last = _FIRST_PAUSE, "no answer"
     while True:
@@ -93,11 +89,7 @@ async def retry_until(deadline: float, request: Callable[[], Awaitable[_Result]]
 
 
 async def make_once(request: Callable[[], Awaitable[_Result]], address: Address) -> _Result:
-    """Makes a request that the library repeats by itself.
-
-    Raises:
-        StoreError: it failed.
-    """
+    """Makes a request that the library repeats by itself."""
     try:
         return await request()
     except (StoreError, ArgumentError):

@@ -21,11 +21,7 @@ LOOK_SECONDS: Final = 0.05
 
 
 def is_done_by(deadline: float, future: "Future[Any]") -> bool:
-    """Waits until a future is done, or until `deadline`, a time of `time.monotonic`. Returns True if it is done.
-
-    Raises:
-        Exception: the poll of the caller raised it.
-    """
+    """Waits until a future is done, or until `deadline`, a time of `time.monotonic`. Returns True if it is done."""
     # In short steps: a signal that arrives just before a wait does not end it, and a rank that waits for a store must
     # notice within a moment that another rank has failed.
     while not future.done():

@@ -44,11 +44,7 @@ def reduce_scatter_with_fp32_accumulation(
 def receive_shards(
     output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, *, divisor: int = 1
 ) -> "ReceivedShards":
-    """Begins the same reduce-scatter, and divides the sum.
-
-    Raises:
-        ArgumentError: a size that cannot be divided by the number of ranks.
-    """
+    """Begins the same reduce-scatter, and divides the sum."""
     num_ranks = dist.get_world_size(group)
     if input_tensor.numel() % num_ranks != 0:
         raise ArgumentError(

@@ -291,11 +291,7 @@ class _Meeting:
         self._failure = self._failure or f"gradients: {reason}"
 
     def begin(self, kind: int, label: Label) -> None:
-        """Waits until all ranks have begun the operation.
-
-        Raises:
-            CollectiveError: a rank started another one, or the collectives were stopped.
-        """
+        """Waits until all ranks have begun the operation."""
         self._poll(0)
         self._begun += 1
         self._labels[self._rank, :3] = (kind, *label)
@@ -310,11 +306,7 @@ class _Meeting:
                 raise
 
     def end(self) -> None:
-        """Waits until all ranks have ended the operation, so that buffers may be changed again.
-
-        Raises:
-            CollectiveError: the collectives were stopped.
-        """
+        """Waits until all ranks have ended the operation, so that buffers may be changed again."""
         self._counters.set(self._size + self._rank, self._begun)
         self._counters.wait(self._size, self._size, self._begun, self._poll)
 

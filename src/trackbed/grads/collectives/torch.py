@@ -254,11 +254,7 @@ class TorchCollectives:
         return device.type == "cpu" or backends_of(self._group).get(device.type) == "gloo"
 
     def _begin(self) -> None:
-        """Begins an operation.
-
-        Raises:
-            CollectiveError: the process group was destroyed, or its operations were ended.
-        """
+        """Begins an operation."""
         if self.is_ended:
             raise CollectiveError(
                 "torch.distributed: the process group must be whole, but its operations were ended after a failure"

@@ -136,11 +136,7 @@ class _Place:
         self._folder = folder
 
     def of(self, path: str) -> str:
-        """Returns a path of the job relative to this folder; addresses and absolute paths as they are.
-
-        Raises:
-            ArgumentError: the relative path would lead elsewhere, as the folder is a symbolic link.
-        """
+        """Returns a path of the job relative to this folder; addresses and absolute paths as they are."""
         if is_address(path) or Path(path).is_absolute() or self._folder == Path():
             return path
         relative = os.path.relpath(path, self._folder)
@@ -149,11 +145,7 @@ class _Place:
         return relative
 
     def of_prefix(self, prefix: str) -> str:
-        """Returns a prefix of the job relative to this folder, which the reader of the file names as the job does.
-
-        Raises:
-            ArgumentError: it would get another name, on which those of indices depend.
-        """
+        """Returns a prefix of the job relative to this folder, which the reader of the file names as the job does."""
         relative = self.of(prefix)
         if not is_address(prefix) and path_of_pattern(self._folder, relative) != prefix:
             self._refuse(prefix)
@@ -312,9 +304,6 @@ def shell_words(arguments: str, where: str) -> list[str]:
     Args:
         arguments: text of the command line.
         where: what it is, for errors.
-
-    Raises:
-        ArgumentError: it is not UTF-8, or a quotation does not end.
     """
     if not arguments.isprintable() and any("\ud800" <= char <= "\udfff" for char in arguments):
         raise ArgumentError(f"{where}: must be UTF-8, found other bytes")

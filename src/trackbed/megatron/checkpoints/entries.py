@@ -67,11 +67,7 @@ def add_prefix_for_sharding(sharded_state_dict: Tree, prefix: str) -> None:
 
 
 def replace_prefix_for_sharding(sharded_state_dict: Tree, old_prefix: str, new_prefix: str) -> None:
-    """Replaces the prefix of each key.
-
-    Raises:
-        ValueError: a key does not begin with `old_prefix`.
-    """
+    """Replaces the prefix of each key."""
 
     def rename(key: str) -> str:
         if not key.startswith(old_prefix):

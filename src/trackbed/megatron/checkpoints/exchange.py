@@ -55,11 +55,7 @@ def exchange_by_distribution(
 
 
 def exchange_function(exchange_algo: str) -> Callable[..., Tensors]:
-    """Function that exchanges tensors in a way.
-
-    Raises:
-        NotImplementedError: there is no such way.
-    """
+    """Function that exchanges tensors in a way."""
     functions = {
         "broadcast": exchange_loaded_tensors_broadcast,
         "gather_object": exchange_loaded_tensors_gather_object,
@@ -236,11 +232,7 @@ def _put(found: Tensors, name: ShardId, tensor: torch.Tensor, entry: ShardedTens
 
 
 def _exchanged(distribution: ShardDistribution) -> Iterator[tuple[ShardId, int]]:
-    """Yields shards that several ranks want, and the rank in the group that has each, in order.
-
-    Raises:
-        CheckpointError: a shard that one rank wants was loaded by another.
-    """
+    """Yields shards that several ranks want, and the rank in the group that has each, in order."""
     for name, source in distribution.main_rank_for_shard.items():
         ranks = distribution.all_ranks_for_shard[name]
         if len(ranks) > 1:

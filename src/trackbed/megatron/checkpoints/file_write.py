@@ -47,9 +47,6 @@ class FileWrite:
             rank: number of the rank.
             values: result of `staged`; None for the values where they lie.
             names: name of the file of each value.
-
-        Raises:
-            OSError: a file cannot be written.
         """
         values = self._values if values is None else values
         if os.getpid() == self._process:
@@ -75,11 +72,7 @@ class FileWrite:
         return [value if isinstance(value, bytes) else value.to("cpu", copy=True) for value in self._values]
 
     def result(self) -> WrittenFiles:
-        """Returns the report of the written files, once.
-
-        Raises:
-            CheckpointError: the files were not written.
-        """
+        """Returns the report of the written files, once."""
         if self._written is not None:
             return self._written
         if not self._result_path.exists():

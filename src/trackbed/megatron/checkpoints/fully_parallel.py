@@ -56,9 +56,6 @@ def choose_exchange(exchange: Exchange | None) -> None:
 
     Args:
         exchange: see `Exchange`; None for what each wrapper's `exchange_algo` says.
-
-    Raises:
-        ArgumentError: it is unknown.
     """
     _chosen_exchange[0] = None if exchange is None else parse_exchange(exchange)
 
@@ -334,9 +331,6 @@ def _distribution_of(
         wrapper: wrapper.
         state: state of this rank.
         determine: makes a distribution with the other ranks.
-
-    Raises:
-        CheckpointError: this rank has other shards than then: one that it had not would be lost.
     """
     if not wrapper.do_cache_distribution:
         return determine()
@@ -434,11 +428,7 @@ def fill_in_deferred_sharded_items(
     item_type: type[T],
     shard_id_func: Callable[[T], ShardId],
 ) -> None:
-    """Replaces entries of a type in a state dictionary by loaded values.
-
-    Raises:
-        CheckpointError: there is no value for one.
-    """
+    """Replaces entries of a type in a state dictionary by loaded values."""
 
     def fill(value: Any) -> Any:
         if not isinstance(value, item_type):
@@ -455,11 +445,7 @@ def fill_in_deferred_sharded_items(
 
 
 def _require(wanted: Mapping[ShardId, Any], found: Mapping[ShardId, Any]) -> None:
-    """Checks that everything is there.
-
-    Raises:
-        CheckpointError: it is not.
-    """
+    """Checks that everything is there."""
     missing = [name for name in wanted if name not in found]
     if missing:
         more = number_of(len(missing) - 1, "other")

@@ -44,11 +44,7 @@ def takes_later_calls(num_positional: int, later: tuple[str, ...]) -> Callable[[
 
 
 def _by_name(found: Mapping[str, Any], options: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Arguments that were given by position.
-
-    Raises:
-        ArgumentError: one was given by name, too.
-    """
+    """Arguments that were given by position."""
     for name in found:
         if options.get(name) is not None:
             raise ArgumentError(f"{name}: must be given once, but is given twice")

@@ -51,11 +51,7 @@ def get_param_id_to_sharded_param_map(
 
 
 def make_sharded_optimizer_tensor(model_param: Entry, optim_param: torch.Tensor, prefix: str) -> Entry:
-    """Describes a tensor of an optimizer as the parameter is, with a prefix before its key.
-
-    Raises:
-        CheckpointError: the tensor has another shape than the parameter.
-    """
+    """Describes a tensor of an optimizer as the parameter is, with a prefix before its key."""
     data, key = _local(optim_param), f"{prefix}.{model_param.key}"
     if isinstance(model_param, ShardedTensorFactory):
         return replace(model_param, key=key, data=data)
@@ -78,9 +74,6 @@ def optim_state_to_sharding_state(
         optim_state_dict: state of an optimizer.
         id_to_sharded_param_map: entry of each parameter by its place.
         exclude_keys: names that are left out.
-
-    Raises:
-        ValueError: there is no entry for a parameter.
     """
     sharded: dict[int, dict[str, Entry]] = {}
     for place, state in optim_state_dict["state"].items():

@@ -29,9 +29,6 @@ def save_preprocess(
 
     Returns:
         The entries, with factories applied, and the common state.
-
-    Raises:
-        CheckpointError: the shards of the ranks are not one checkpoint, or one lies where it could not be loaded.
     """
     built = dict_list_map_outplace(
         lambda value: value.build() if isinstance(value, ShardedTensorFactory) else value, sharded_state_dict

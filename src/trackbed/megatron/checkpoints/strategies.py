@@ -53,11 +53,7 @@ default_strategies: Final[defaultdict[str, dict[tuple[str, int], Any]]] = defaul
 
 
 def get_default_strategy(action: StrategyAction, backend: str, version: int) -> Any:
-    """Returns the strategy for a format.
-
-    Raises:
-        CheckpointError: there is none.
-    """
+    """Returns the strategy for a format."""
     try:
         return default_strategies[action.value][backend, version]
     except KeyError as error:
@@ -289,11 +285,7 @@ class TorchCommonSaveStrategy(SaveCommonStrategy):
     """Saves the state that is not sharded, from rank 0."""
 
     def save_common(self, common_state_dict: Any, checkpoint_dir: str | Path) -> None:
-        """Writes `common.pt` on rank 0.
-
-        Raises:
-            CheckpointError: a rank failed.
-        """
+        """Writes `common.pt` on rank 0."""
         with meet("save", error_type=DistributedCheckpointError) as meeting:
             if meeting.rank == 0:
                 write_new(
@@ -310,11 +302,7 @@ class TorchCommonLoadStrategy(LoadCommonStrategy):
     """Loads the state that is not sharded."""
 
     def load_common(self, checkpoint_dir: str | Path) -> dict[str, Any]:
-        """Reads `common.pt`.
-
-        Raises:
-            CheckpointError: it is missing or damaged, or has classes that are not allowed.
-        """
+        """Reads `common.pt`."""
         return load_common(Path(checkpoint_dir))
 
     def load_sharded_objects(self, sharded_objects_state_dict: Tree, checkpoint_dir: str | Path) -> Tree:

@@ -123,11 +123,7 @@ def verify_checkpoint_and_load_strategy(
     sharded_strategy: LoadShardedStrategy | tuple[str, int] | None = None,
     common_strategy: LoadCommonStrategy | tuple[str, int] | None = None,
 ) -> tuple[LoadShardedStrategy, LoadCommonStrategy]:
-    """Returns the strategies for a checkpoint: those that are given, or those for its format.
-
-    Raises:
-        CheckpointError: the folder is missing, or is not a distributed checkpoint.
-    """
+    """Returns the strategies for a checkpoint: those that are given, or those for its format."""
     if not Path(checkpoint_dir).is_dir():
         raise CheckpointError(f"Checkpoint directory {checkpoint_dir} does not exist")
     config = maybe_load_config(checkpoint_dir)
@@ -187,11 +183,7 @@ def maybe_report_missing_and_unexpected_keys(
     unexpected_keys: Collection[str],
     raise_error: bool = True,
 ) -> None:
-    """Raises, or logs, that keys differ.
-
-    Raises:
-        CheckpointError: they do, and `raise_error` is True.
-    """
+    """Raises, or logs, that keys differ."""
     found = []
     if missing_keys:
         found.append(f"Missing keys (stored, and asked for by no rank): {set(missing_keys)}")
@@ -224,11 +216,7 @@ def validate_sharding_integrity(global_metadata: Sequence[Iterable[Shard]], comm
 
 
 def check_main_replicas(sharded_state_dict: Tree) -> None:
-    """Collective over all ranks: checks that main replicas have all elements of which a rank has a copy.
-
-    Raises:
-        CheckpointError: they do not; on every rank.
-    """
+    """Collective over all ranks: checks that main replicas have all elements of which a rank has a copy."""
     entries = [entry for entry in nested_values(sharded_state_dict) if isinstance(entry, ShardedTensor | ShardedObject)]
     described = [entry.without_data() for entry in entries if has_elements(entry)]
     with meet("validate") as meeting:
@@ -259,11 +247,7 @@ def determine_global_metadata(sharded_state_dict: Tree) -> tuple[list[Shard], li
 
 
 def validate_sharded_objects_handling(sharded_strategy: Any, common_strategy: Any) -> None:
-    """Checks that one of two strategies handles objects.
-
-    Raises:
-        CheckpointError: neither does.
-    """
+    """Checks that one of two strategies handles objects."""
     if not sharded_strategy.can_handle_sharded_objects and not common_strategy.can_handle_sharded_objects:
         raise CheckpointError(
             f"strategies: one must handle objects, but neither {sharded_strategy} nor {common_strategy} does"

@@ -34,11 +34,7 @@ class ExecutorEngine:
         return ask_one_worker(self, task)
 
     def start(self, number: int, task: Any) -> None:
-        """Submits a task.
-
-        Raises:
-            TrackbedError: the executor is broken or shut down, and there is no function that creates another one.
-        """
+        """Submits a task."""
         if self._executor is None and self._create is not None:
             self._executor = self._create()
         try:

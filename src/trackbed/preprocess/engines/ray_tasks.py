@@ -41,9 +41,6 @@ class RayEngine:
         Args:
             work: picklable function of a task.
             workers: number of cores of a cluster that is started.
-
-        Raises:
-            ArgumentError: Ray is not installed, or there is no cluster at that address.
         """
         ray: Any = require("ray", where="the engine ray", extra="ray")
         is_owner = not ray.is_initialized()

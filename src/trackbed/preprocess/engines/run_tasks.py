@@ -36,10 +36,6 @@ def run_tasks(
         engine: runs the tasks; the caller closes it.
         tasks: number and argument of each task, consumed lazily: at most two tasks per slot are in flight.
         on_failure: called when a task is tried again.
-
-    Raises:
-        TrackbedError: the workers of a task died at all of its attempts.
-        Exception: a task has raised an error.
     """
     yield from _Run(engine, iter(tasks), on_failure).results()
 

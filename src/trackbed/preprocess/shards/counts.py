@@ -60,11 +60,7 @@ class ShardCounts:
         self._is_inside = bool(self.segments) and self.segments[0].start > 0
 
     def add(self, chunk: InputChunk, result: TokenisedChunk) -> None:
-        """Adds the counts of the next chunk.
-
-        Raises:
-            FormatError: it has a bad record, and these are not skipped; the message has its line in the whole file.
-        """
+        """Adds the counts of the next chunk."""
         self.text_bytes += chunk.text_bytes
         for segment, found in zip(chunk.segments, result.segments, strict=False):
             self._is_inside = self._is_inside and segment.start > 0

@@ -36,11 +36,7 @@ class Wanted:
     """True to replace a shard that was made in another way."""
 
     def accept(self, found: Seal) -> bool:
-        """Returns True if a shard with this seal is the wanted one, False if it is to be replaced.
-
-        Raises:
-            ArgumentError: it was made in another way, and must not be replaced; the message names the difference.
-        """
+        """Returns True if a shard with this seal is the wanted one, False if it is to be replaced."""
         if found.made_by == made_by(self.recipe) and (self.skip_bad or not (found.counts or {}).get("bad")):
             return True
         if self.overwrite:
@@ -197,9 +193,6 @@ class StoreShard:
         """Checks that the seal in the store is that of the files there, which this worker has just put.
 
         Workers of one run put the same bytes. One of another run may have put its seal meanwhile.
-
-        Raises:
-            ArgumentError: it is not; it has been removed, so that the shard is unfinished.
         """
         try:
             found = self._read_seal()

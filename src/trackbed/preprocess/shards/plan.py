@@ -82,9 +82,6 @@ def plan_shards(sizes: Sequence[int], cut_anywhere: Sequence[bool], *, shard_byt
         cut_anywhere: `[F]` True for files that may be divided among shards.
         shard_bytes: bytes of the stream in each shard but the last, at least 1.
 
-    Raises:
-        ArgumentError: there would be more than `MAX_SHARDS` shards.
-
     >>> plan = plan_shards([25, 10, 8], [True, False, True], shard_bytes=20)
     >>> [plan.ranges(shard) for shard in range(len(plan))]
     [[FileRange(file=0, start=0, stop=20)],

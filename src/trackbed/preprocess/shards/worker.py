@@ -49,12 +49,6 @@ class ShardWorker:
 
         Returns:
             The seal of each key; none for None.
-
-        Raises:
-            TrackbedError: this host does not see the output folder, or its store, or the files of its tokenizer differ.
-            FormatError: a record is bad and not skipped, or a file is damaged or has changed since planning.
-            ArgumentError: the shard exists and was made in another way.
-            OSError: a file cannot be read or written.
         """
         self._check_probe()
         tokenise = self._tokenise
@@ -148,12 +142,7 @@ class ShardWorker:
 
 
 def find_shard(spec: ShardSpec, task: ShardTask) -> tuple[Seal, ...] | None:
-    """Returns the seal of each key if the shard is finished, else None.
-
-    Raises:
-        ArgumentError: a pair of the shard was made in another way, and must not be replaced.
-        FormatError: a seal is damaged, and must not be replaced.
-    """
+    """Returns the seal of each key if the shard is finished, else None."""
     found = [shard.find() for shard in _shards(spec, task)]
     finished = [seal for seal in found if seal is not None]
     return tuple(finished) if len(finished) == len(found) else None

@@ -41,11 +41,7 @@ class FetchBudget:
 
     @contextlib.contextmanager
     def held(self, size_bytes: int) -> Iterator[None]:
-        """Holds bytes for a read; waits until they are free.
-
-        Raises:
-            Exception: the poll of the caller raised it.
-        """
+        """Holds bytes for a read; waits until they are free."""
         wanted = min(size_bytes, self.half)
         while not self._take(wanted):
             time.sleep(_POLL_SECONDS)

@@ -259,12 +259,7 @@ class StoredIndex:
 
 
 def fetch_indexes(wanted: Sequence[tuple[StoredIndex, ObjectStamp]]) -> list[Path]:
-    """Returns the paths of copies of many objects, several of which are fetched together.
-
-    Raises:
-        ArgumentError: a folder cannot be written to.
-        StoreError: an object was replaced, or a store does not give it.
-    """
+    """Returns the paths of copies of many objects, several of which are fetched together."""
     if len(wanted) < 2:
         return [index.fetch(stamp) for index, stamp in wanted]
     return call_all([partial(index.fetch, stamp) for index, stamp in wanted], num_threads=_AT_ONCE)

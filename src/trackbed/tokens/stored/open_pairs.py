@@ -48,11 +48,6 @@ def open_stored_pair(prefix: str, folder: str, *, multimodal: bool = False) -> P
         prefix: address without `.bin` and `.idx`.
         folder: folder of copies of `.idx` objects.
         multimodal: True to require modes.
-
-    Raises:
-        ArgumentError: one of the objects is missing.
-        FormatError: the index is damaged.
-        StoreError: the store refuses, or does not answer in time.
     """
     (found,) = open_stored_pairs([prefix], folder)
     if isinstance(found, FileNotFoundError):
@@ -154,12 +149,7 @@ def _finish_all(begun: Sequence[_Begun]) -> list[IndexEnds | Exception]:
 
 
 def _finish(begun: Sequence[_Begun]) -> list[IndexEnds | Exception]:
-    """Fetches what is not in the heads, and returns the metadata.
-
-    Raises:
-        StoreError: one of the objects was replaced, or a store does not answer.
-        FileNotFoundError: one of them was removed.
-    """
+    """Fetches what is not in the heads, and returns the metadata."""
     spans = [(one, *span) for one in begun for span in one.spans()]
     missing = [(one, start, stop) for one, start, stop in spans if stop > len(one.head) and stop > start]
     answers = stores.fetch([ObjectRange(one.address, one.stamp, start, stop) for one, start, stop in missing])

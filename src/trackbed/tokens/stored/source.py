@@ -70,10 +70,6 @@ def read_spans(
     Args:
         dtype: type of the tokens.
         spans: object, count and first byte of each array.
-
-    Raises:
-        FormatError: a span is not inside its object.
-        StoreError: an object was replaced, or the store does not give it.
     """
     sources = list(dict.fromkeys(source for source, _, _ in spans))
     number_of = {source: number for number, source in enumerate(sources)}
