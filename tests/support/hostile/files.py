@@ -25,8 +25,9 @@ from pathlib import Path
 
 import numpy as np
 
-from blends import build, gpt_config, write_pairs
-from mutations import (
+from tests.support import ROOT
+from tests.support.files.blends import build, gpt_config, write_pairs
+from tests.support.hostile.mutations import (
     change_bytes,
     change_index,
     change_json,
@@ -490,8 +491,8 @@ def main(kind, root, first, count):
 
 def run_mutants(kind, root, seeds):
     """Tries the mutants of some seeds in a process of its own. Returns what `main` printed."""
-    command = [sys.executable, __file__, kind, str(root), str(seeds.start), str(len(seeds))]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
+    command = [sys.executable, "-m", __name__, kind, str(root), str(seeds.start), str(len(seeds))]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads(line) for line in done.stdout.splitlines()]

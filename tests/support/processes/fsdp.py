@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 
-from launching import run_script
+from tests.support.processes.launching import run_script
 
 
 def states():

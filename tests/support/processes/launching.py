@@ -8,7 +8,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from pathlib import Path
+
+from tests.support import ROOT
 
 QUIET = {"RES_OPTIONS": "attempts:0", "TORCH_CPP_LOG_LEVEL": "ERROR", "OMP_NUM_THREADS": "1"}
 
@@ -51,7 +52,7 @@ def run_script(script, size, *arguments, limit_seconds, gone=None, expected_stat
     with contextlib.ExitStack() as stack:
         outputs = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(size)]
         errors = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(size)]
-        places = [{**place, "PYTHONPATH": str(Path(__file__).parent), **variables} for place in environments(size)]
+        places = [{**place, "PYTHONPATH": str(ROOT), **variables} for place in environments(size)]
         ranks = [
             subprocess.Popen(command, env=place, stdout=output, stderr=error)
             for place, output, error in zip(places, outputs, errors, strict=True)

@@ -7,6 +7,8 @@ import sentencepiece
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+from tests.support import ROOT
+
 SCRIPTS = [
     "The quick brown fox don't stop: it's 3.14!",
     "Straße naïve élan ÀÉÎ İstanbul",
@@ -43,7 +45,7 @@ ENCODING_CONSTRUCTORS = {"many": many}
 
 def training_text() -> list[str]:
     """Lines of the repository's own text, and words of many scripts."""
-    readme = Path(__file__).parents[1] / "README.md"
+    readme = ROOT / "README.md"
     return [*readme.read_text(encoding="utf-8").splitlines(), *SCRIPTS * 3]
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from forked import run_in_fork
+from tests.support.processes.forked import run_in_fork
 from trackbed.errors import FormatError, StoreError
 
 DATA = bytes(range(100))

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from cases import DEFAULT_TOKENIZER, identity
-from observe import answer, build, word_piece_tokenizer
-
+from tests.support import ROOT
+from tests.support.megatron_core.cases import DEFAULT_TOKENIZER, identity
+from tests.support.megatron_core.observe import answer, build, word_piece_tokenizer
 from trackbed.comm import run_ranks
 from trackbed.comm.store_group import StoreGroup
 from trackbed.datasets import HuggingFaceTokenizer, MegatronIdentity, NullTokenizer
@@ -31,7 +31,7 @@ class Oracle:
     """
 
     def __init__(self, path: Path | None = None) -> None:
-        self._environment = {**os.environ, "PYTHONPATH": "" if path is None else str(path)}
+        self._environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (path or "", ROOT)))}
         self._process: subprocess.Popen[str] | None = None
         self._answers: queue.Queue[str | None] = queue.Queue()
 

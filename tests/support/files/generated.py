@@ -3,10 +3,10 @@
 import json
 from dataclasses import replace
 
-from cases import VOCAB, cases
 from hypothesis import strategies as st
-from observe import describe
 
+from tests.support.megatron_core.cases import VOCAB, cases
+from tests.support.megatron_core.observe import describe
 from trackbed.builder import BlendedMegatronDatasetBuilder
 from trackbed.datasets import GPTDataset, GPTDatasetConfig, NullTokenizer
 

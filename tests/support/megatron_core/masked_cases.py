@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from cases import SPLITS, every_part, write_pair
 from hypothesis import strategies as st
-from word_piece_tokenizer import SPECIAL
+
+from tests.support.megatron_core.cases import SPLITS, every_part, write_pair
+from tests.support.megatron_core.word_piece_tokenizer import SPECIAL
 
 LONG = 512
 

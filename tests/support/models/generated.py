@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
-from data_parallel import tree_sum
+from tests.support.models.data_parallel import tree_sum
 from trackbed.optim import global_norm
 
 CONFIGS = {

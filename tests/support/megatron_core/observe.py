@@ -118,7 +118,7 @@ def _blends_as_tuples(config):
 
 def word_piece_tokenizer(tokenizer):
     """The generated tokenizer of a request."""
-    from word_piece_tokenizer import WordPieceTokenizer
+    from tests.support.megatron_core.word_piece_tokenizer import WordPieceTokenizer
 
     wanted = ("seed", "size", "continues", "pad", "sentinels")
     return WordPieceTokenizer(**{name: tokenizer[name] for name in wanted})

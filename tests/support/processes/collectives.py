@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from contracts.collectives import CASES, SHARED_MEMORY_CASES, Rank
-from launching import run_script
+from tests.support.contracts.collectives import CASES, SHARED_MEMORY_CASES, Rank
+from tests.support.processes.launching import run_script
 from trackbed.comm.torch import TorchGroup
 from trackbed.errors import ArgumentError
 from trackbed.grads import reduce_scatter_with_fp32_accumulation

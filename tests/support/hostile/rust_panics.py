@@ -3,7 +3,7 @@
 import tiktoken
 import tokenizers
 
-from tokenizer_files import byte_level_bpe
+from tests.support.files.tokenizer_files import byte_level_bpe
 
 PANICS_AT = "\U0001f642"
 

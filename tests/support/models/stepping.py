@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-TESTS = str(Path(__file__).parent)
+from tests.support import ROOT
+
 NUMBERS = itertools.count()
 CALLS = ("mkdir", "linkat", "renameat2", "rename", "unlink")
 """System calls that change what other processes see."""
@@ -22,7 +23,7 @@ PROGRAM = """
 import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[3])
-from small_entries import SmallKind, build_all, entry, lazy, seeds_in
+from tests.support.files.small_entries import SmallKind, build_all, entry, lazy, seeds_in
 from trackbed.cache import commit
 
 folder, way, seeds = Path(sys.argv[1]), sys.argv[2], [int(seed) for seed in sys.argv[4].split(",")]
@@ -40,7 +41,7 @@ assert [seeds_in(one) for one in wanted] == [{seed} for seed in seeds]
 def start(folder, way, entries, *tracing):
     """Start the build of entries, seeds by stem; with the options of a tracer, under it."""
     seeds = ",".join(map(str, entries.values()))
-    return start_program(PROGRAM, [str(folder), way, TESTS, seeds, *entries], log_of(folder), *tracing)
+    return start_program(PROGRAM, [str(folder), way, str(ROOT), seeds, *entries], log_of(folder), *tracing)
 
 
 def log_of(folder):

@@ -1,7 +1,7 @@
 """Ceph's radosgw on 127.0.0.1: a monitor, one storage daemon in memory, and the S3 server, each one process.
 
 Needs root and Debian's packages: `apt-get install radosgw ceph-mon ceph-osd ceph-common ceph-base`.
-`python tests/ceph.py COMMAND...` runs a command beside one, which its environment names.
+`python tests/support/stores/ceph.py COMMAND...` runs a command beside one, which its environment names.
 """
 
 import contextlib
@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from launching import free_port
-from store_servers import ACCESS_KEY, SECRET_KEY, S3Bucket, use_endpoint
+from tests.support.processes.launching import free_port
+from tests.support.stores.servers import ACCESS_KEY, SECRET_KEY, S3Bucket, use_endpoint
 
 PROGRAMS = ("ceph-mon", "ceph-osd", "radosgw", "radosgw-admin", "ceph-authtool", "monmaptool", "ceph")
 
