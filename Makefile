@@ -17,7 +17,7 @@ NATIVE_ARGS ?=
 export PIP_NO_INPUT := 1
 export HYPOTHESIS_STORAGE_DIRECTORY := .hypothesis
 
-.PHONY: help setup setup-dev demo test test-full check format bench bench-full bench-grads bench-ckpt bench-stores gpu gpu-wheels quality native-test docs clean
+.PHONY: help setup setup-dev demo test test-full check format bench bench-full bench-grads bench-ckpt bench-stores gpu gpu-wheels quality native-test wheels test-wheel docs clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -68,6 +68,7 @@ check: setup-dev ## Style, types and layers
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	PYTHONPATH=src $(BIN)/lint-imports
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	$(BIN)/clang-format --dry-run --Werror $$(find native -name '*.cpp' -o -name '*.hpp')
 
 format: setup-dev ## Let the tools lay the code out
@@ -104,6 +105,24 @@ gpu-wheels: $(VENV)/tools.done ## Wheels into .whl for `make gpu` on a machine w
 	$(BIN)/python -m pip download --quiet --no-deps --only-binary=:all: --dest .whl --python-version $(GPU_PYTHON) \
 		--implementation cp --platform manylinux_2_28_x86_64 --platform manylinux2014_x86_64 \
 		$$(grep -E '^(isal|nanobind|orjson|scikit-build-core)==' constraints.txt)
+
+.venv-wheels/done: constraints.txt
+	$(PYTHON) -m venv .venv-wheels
+	.venv-wheels/bin/python -m pip install --quiet --upgrade pip
+	.venv-wheels/bin/python -m pip install --quiet --constraint constraints.txt \
+		abi3audit auditwheel capstone cmake nanobind ninja pyelftools scikit-build-core wheel ziglang
+	touch $@
+
+wheels: .venv-wheels/done ## Wheels and the sdist into dist, without a compiler of the system: fifteen minutes
+	.venv-wheels/bin/python native/make_wheels.py $(WHEELS_ARGS)
+
+test-wheel: ## The wheel in dist for this Python, installed alone: kernels, token files and conformance
+	rm -rf .venv-wheel
+	$(PYTHON) -m venv .venv-wheel
+	.venv-wheel/bin/python -m pip install --quiet --upgrade pip
+	.venv-wheel/bin/python -m pip install --quiet --no-index --no-deps --find-links dist trackbed
+	.venv-wheel/bin/python -m pip install --quiet --constraint constraints.txt 'trackbed[dev]'
+	.venv-wheel/bin/python -m pytest -m "not slow" tests/kernels tests/index tests/native tests/tokens tests/conformance $(PYTEST_ARGS)
 
 quality: setup-dev ## Statistics of the permutation, with limits: a minute
 	$(BIN)/python -m quality

@@ -301,7 +301,7 @@ std::pair<nb::object, std::size_t> narrow(AnyVector source, char target) {
     if (!bytes.is_valid()) {
       throw nb::python_error();
     }
-    auto* stored = reinterpret_cast<To*>(PyBytes_AS_STRING(bytes.ptr()));
+    auto* stored = reinterpret_cast<To*>(PyBytes_AsString(bytes.ptr()));
     const bool integers = with_integer<std::int64_t, std::int32_t, std::uint16_t, std::uint32_t, std::uint8_t,
                                        std::int16_t, std::int8_t, std::uint64_t>(source.dtype(), [&](auto from) {
       using From = decltype(from);

@@ -11,7 +11,9 @@ namespace trackbed::TRACKBED_LEVEL {
 
 namespace {
 
-using Lanes = double __attribute__((vector_size(TRACKBED_LANE_BYTES), aligned(8), may_alias));
+// Clang ignores the alignment of a type that is made a vector in the same attribute, so it is a type of its own.
+using AlignedLanes = double __attribute__((vector_size(TRACKBED_LANE_BYTES)));
+using Lanes [[gnu::aligned(8), gnu::may_alias]] = AlignedLanes;
 using LaneIndices = std::int64_t __attribute__((vector_size(TRACKBED_LANE_BYTES)));
 constexpr std::size_t kLanes = TRACKBED_LANE_BYTES / sizeof(double);
 

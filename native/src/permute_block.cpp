@@ -16,7 +16,8 @@ namespace {
 #if defined(__AVX2__)
 
 using Lanes = std::uint64_t __attribute__((vector_size(TRACKBED_LANE_BYTES)));
-using LoadedLanes = std::uint64_t __attribute__((vector_size(TRACKBED_LANE_BYTES), aligned(8), may_alias));
+// Clang ignores the alignment of a type that is made a vector in the same attribute.
+using LoadedLanes [[gnu::aligned(8), gnu::may_alias]] = Lanes;
 constexpr std::size_t kGroup = 4;
 
 Lanes high_half(Lanes a) { return a >> 32; }
