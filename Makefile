@@ -145,4 +145,4 @@ docs: setup-dev ## Run every snippet and check every link of the documentation
 	$(BIN)/python -m pytest tests/docs $(PYTEST_ARGS)
 
 clean: ## Remove what was built
-	rm -rf $(VENV) build demo-out .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-wheels .venv-wheel build dist demo-out .pytest_cache .mypy_cache .ruff_cache .hypothesis
