@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trackbed.comm.difference import describe_difference
 from trackbed.comm.launch import Launch, group_from_environment, parse_launch
-from trackbed.comm.report import Failure, describe_difference, describe_failures, name_ranks
+from trackbed.comm.report import Failure, describe_failures, name_ranks
 from trackbed.comm.slurm import first_host
 from trackbed.comm.watchdog import SilenceTimer
 from trackbed.errors import ArgumentError

@@ -13,6 +13,7 @@ from typing import Any
 
 import orjson
 
+from trackbed.comm.difference import describe_difference
 from trackbed.comm.group import Step, check_child_name, check_source
 from trackbed.comm.participant import Arrival, Participant, RankRecord
 from trackbed.comm.peers import Peers
@@ -21,7 +22,6 @@ from trackbed.comm.report import (
     Failure,
     Outcome,
     describe_cause,
-    describe_difference,
     describe_ended,
     describe_failures,
     describe_tampering,
