@@ -5,9 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trackbed.comm.difference import describe_difference
-from trackbed.comm.launch import Launch, group_from_environment, parse_launch
+from trackbed.comm.launch import Launch, first_host, group_from_environment, parse_launch
 from trackbed.comm.report import Failure, describe_failures, name_ranks
-from trackbed.comm.slurm import first_host
 from trackbed.comm.watchdog import SilenceTimer
 from trackbed.errors import ArgumentError
 

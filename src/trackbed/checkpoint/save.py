@@ -18,19 +18,15 @@ from trackbed.checkpoint.format.safe_pickle import torch_bytes
 from trackbed.checkpoint.io.writer import WrittenItem, write_items
 from trackbed.checkpoint.io.written_files import WrittenFiles, catalogue_of
 from trackbed.checkpoint.megatron_arguments import refuses_megatron_arguments
-from trackbed.checkpoint.phases import Observer, Phases
 from trackbed.checkpoint.plan.assignment import Assignment, plan_balanced
-from trackbed.checkpoint.plan.main_replicas import require_main_replicas
-from trackbed.checkpoint.plan.same_keys import require_distinct
 from trackbed.checkpoint.plan.table import Table, gather_table, is_written, tabulate
-from trackbed.checkpoint.plan.validate import require_valid
-from trackbed.checkpoint.ranks import Meeting, Ranks, meet
+from trackbed.checkpoint.plan.validate import require_distinct, require_main_replicas, require_valid
+from trackbed.checkpoint.ranks import Meeting, Observer, Phases, Ranks, meet
 from trackbed.checkpoint.state.describe import describe_state
 from trackbed.checkpoint.state.partial_tensors import check_whole, check_whole_shards
 from trackbed.checkpoint.state.plain_tensors import check_same, digesting
-from trackbed.checkpoint.state.sharded_base import is_main_replica
 from trackbed.checkpoint.state.sharded_object import ShardedObject
-from trackbed.checkpoint.state.sharded_tensor import ShardedTensor
+from trackbed.checkpoint.state.sharded_tensor import ShardedTensor, is_main_replica
 from trackbed.comm.torch import check_initialized
 from trackbed.errors import CheckpointError
 from trackbed.files.checksum import crc32

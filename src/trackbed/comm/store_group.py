@@ -15,9 +15,8 @@ import orjson
 
 from trackbed.comm.difference import describe_difference
 from trackbed.comm.group import Step, check_child_name, check_source
-from trackbed.comm.participant import Arrival, Participant, RankRecord
-from trackbed.comm.peers import Peers
-from trackbed.comm.rendezvous import Conclude, Rendezvous, publish_outcome
+from trackbed.comm.participant import Arrival, Participant, Peers, RankRecord
+from trackbed.comm.rendezvous import Conclude, Rendezvous, SharedStep, Stopped, cause_of, publish_outcome
 from trackbed.comm.report import (
     Failure,
     Outcome,
@@ -26,9 +25,7 @@ from trackbed.comm.report import (
     describe_failures,
     describe_tampering,
 )
-from trackbed.comm.sealed_store import SealedStore
-from trackbed.comm.step import SharedStep, Stopped, cause_of
-from trackbed.comm.store import Connection, HostAware, Store, StoreClosed, StoreTampered, StoreUnreachable
+from trackbed.comm.store import Connection, HostAware, SealedStore, Store, StoreClosed, StoreTampered, StoreUnreachable
 from trackbed.errors import ArgumentError, CollectiveError
 
 

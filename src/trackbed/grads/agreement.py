@@ -15,7 +15,7 @@ from trackbed.comm.torch import TorchGroup, check_initialized
 from trackbed.errors import ArgumentError, CollectiveError, GradientError
 from trackbed.grads.buffer import _ParamAndGradBuffer, dims_in_memory, fills_memory
 from trackbed.grads.collectives import Collectives, SharedMemoryCollectives, SoloCollectives, TorchCollectives
-from trackbed.grads.collectives.arrays import SUMMABLE
+from trackbed.grads.collectives.protocol import SUMMABLE
 from trackbed.grads.config import Options
 from trackbed.grads.failure_aware_wait import Waiter
 from trackbed.grads.parameter_set import is_expert

@@ -17,7 +17,7 @@ from trackbed.grads.automatic_reduction import AutomaticReduction, PassState, la
 from trackbed.grads.collectives import Collectives, Label, SharedMemoryCollectives, TorchCollectives
 from trackbed.grads.collectives.protocol import EXCHANGES, LEFT, MAX_NUMBERS, NO_LABEL
 from trackbed.grads.config import Options
-from trackbed.grads.failed_gpus import end_stuck, freed_from_failures
+from trackbed.grads.failure_aware_wait import end_stuck, freed_from_failures
 from trackbed.grads.hooks import backward_hook, hooks_around_states, register_backward_hook, watch_steps
 from trackbed.grads.issue_order import IssueOrder, StepCheck
 from trackbed.grads.param_gather import HookedModule, ParameterGather, remove_hooks

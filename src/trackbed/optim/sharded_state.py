@@ -19,7 +19,7 @@ from trackbed.checkpoint.format.catalogue import Catalogue
 from trackbed.checkpoint.io.boxes import BoxReader
 from trackbed.checkpoint.ranks import Ranks, meet
 from trackbed.checkpoint.state.partial_tensors import is_part
-from trackbed.checkpoint.state.sharded_base import check_key
+from trackbed.checkpoint.state.sharded_tensor import check_key
 from trackbed.comm.torch import check_initialized
 from trackbed.errors import ArgumentError, CheckpointError
 from trackbed.grads import DistributedDataParallel

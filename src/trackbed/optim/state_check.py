@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import torch
 
-from trackbed.checkpoint.exact_cast import is_exact_cast
+from trackbed.checkpoint.load import is_exact_cast
 from trackbed.errors import ArgumentError
 from trackbed.grads.buffer import arranged_like
 from trackbed.grads.parameter_set import name_in_module

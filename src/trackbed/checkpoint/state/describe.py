@@ -7,11 +7,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from trackbed.checkpoint.state.factory import ShardedTensorFactory, apply_factory_merges
 from trackbed.checkpoint.state.partial_tensors import abbreviated, printable
-from trackbed.checkpoint.state.sharded_base import ShardedBase, check_key
 from trackbed.checkpoint.state.sharded_object import LocalNonpersistentObject, ShardedObject
-from trackbed.checkpoint.state.sharded_tensor import ShardedTensor
+from trackbed.checkpoint.state.sharded_tensor import (
+    ShardedBase,
+    ShardedTensor,
+    ShardedTensorFactory,
+    apply_factory_merges,
+    check_key,
+)
 from trackbed.checkpoint.state.tree import dict_list_map_outplace, extract_matching_values, merge, nested_values
 from trackbed.errors import CheckpointError
 

@@ -128,12 +128,12 @@ def check_same(meeting: Meeting, own: PlainTensors, digests: list[bytes]) -> Non
         return
     # Rare: some ranks have no plain values, small ones of other shapes, or there is an error.
     of_ranks = [PlainTensors.decode(content) for content in meeting.gather(own.encode())]
-    problem = first_difference(of_ranks)
+    problem = first_lost_tensor(of_ranks)
     if problem is not None:
         raise CheckpointError(problem)
 
 
-def first_difference(of_ranks: list[PlainTensors]) -> str | None:
+def first_lost_tensor(of_ranks: list[PlainTensors]) -> str | None:
     """Describes the first large tensor that would be lost; None if there is none.
 
     Args:

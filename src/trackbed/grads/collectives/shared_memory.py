@@ -17,12 +17,19 @@ import numpy.typing as npt
 import torch
 
 from trackbed.comm import Group
-from trackbed.comm.shared_counters import COUNTER_BYTES, SharedCounters
-from trackbed.comm.shared_memory import SharedMemory
+from trackbed.comm.shared_memory import COUNTER_BYTES, SharedCounters, SharedMemory
 from trackbed.comm.worker import Worker
 from trackbed.errors import ArgumentError, CollectiveError
-from trackbed.grads.collectives.arrays import array_of
-from trackbed.grads.collectives.protocol import DONE, MAX_NUMBERS, NO_LABEL, Exchange, Label, Work, check_places
+from trackbed.grads.collectives.protocol import (
+    DONE,
+    MAX_NUMBERS,
+    NO_LABEL,
+    Exchange,
+    Label,
+    Work,
+    array_of,
+    check_places,
+)
 from trackbed.kernels import sum_ranks
 
 Bytes = npt.NDArray[np.uint8]

@@ -12,33 +12,30 @@ import torch.distributed as dist
 from trackbed.checkpoint.plan.exchange import Exchange, parse_exchange
 from trackbed.checkpoint.plan.table import has_elements
 from trackbed.checkpoint.ranks import Meeting, meet, meet_among
-from trackbed.checkpoint.state.sharded_base import is_main_replica
 from trackbed.checkpoint.state.sharded_object import ShardedObject
-from trackbed.checkpoint.state.sharded_tensor import ShardedTensor
+from trackbed.checkpoint.state.sharded_tensor import ShardedTensor, is_main_replica
 from trackbed.checkpoint.state.tree import Tree, extract_matching_values, merge, nested_values
 from trackbed.errors import ArgumentError, CheckpointError
 from trackbed.megatron.checkpoints.async_requests import AsyncRequest
-from trackbed.megatron.checkpoints.distribution import (
+from trackbed.megatron.checkpoints.entries import ShardId, dict_list_map_inplace, object_id, shard_id
+from trackbed.megatron.checkpoints.errors import DistributedCheckpointError
+from trackbed.megatron.checkpoints.exchange import (
     ShardDistribution,
     as_group,
     determine_main_replica_uniform_distribution,
-    num_ranks_of,
-)
-from trackbed.megatron.checkpoints.entries import ShardId, object_id, shard_id
-from trackbed.megatron.checkpoints.errors import DistributedCheckpointError
-from trackbed.megatron.checkpoints.exchange import (
     exchange_by_distribution,
     exchange_function,
     exchange_loaded_objects_gather_object,
+    num_ranks_of,
 )
-from trackbed.megatron.checkpoints.strategies import TorchDistLoadShardedStrategy, TorchDistSaveShardedStrategy
-from trackbed.megatron.checkpoints.strategy_base import (
+from trackbed.megatron.checkpoints.strategies import (
     AsyncSaveShardedStrategy,
     LoadShardedStrategy,
     SaveShardedStrategy,
+    TorchDistLoadShardedStrategy,
+    TorchDistSaveShardedStrategy,
 )
 from trackbed.megatron.checkpoints.strictness import check_main_replicas
-from trackbed.megatron.checkpoints.trees import dict_list_map_inplace
 from trackbed.plural import number_of
 
 logger = logging.getLogger(__name__)

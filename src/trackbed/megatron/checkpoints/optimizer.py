@@ -8,9 +8,8 @@ from typing import Any, Final
 
 import torch
 
-from trackbed.checkpoint.state.factory import ShardedTensorFactory
 from trackbed.checkpoint.state.sharded_object import LocalNonpersistentObject
-from trackbed.checkpoint.state.sharded_tensor import ShardedTensor
+from trackbed.checkpoint.state.sharded_tensor import ShardedTensor, ShardedTensorFactory
 from trackbed.checkpoint.state.tree import Tree, nested_values
 from trackbed.errors import CheckpointError
 from trackbed.megatron.checkpoints.entries import extract_sharded_tensors_and_factories

@@ -8,20 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from trackbed.checkpoint.format.config_file import maybe_load_config
-from trackbed.checkpoint.plan.main_replicas import require_main_replicas
 from trackbed.checkpoint.plan.table import gather_table, has_elements, join_tables, tabulate
-from trackbed.checkpoint.plan.validate import require_valid
+from trackbed.checkpoint.plan.validate import require_main_replicas, require_valid
 from trackbed.checkpoint.ranks import Meeting, meet
-from trackbed.checkpoint.state.sharded_base import ShardedBase
 from trackbed.checkpoint.state.sharded_object import ShardedObject
-from trackbed.checkpoint.state.sharded_tensor import ShardedTensor
+from trackbed.checkpoint.state.sharded_tensor import ShardedBase, ShardedTensor
 from trackbed.checkpoint.state.tree import Tree, diff, extract_matching_values, nested_values
 from trackbed.errors import CheckpointError
-from trackbed.megatron.checkpoints.strategies import get_default_strategy
-from trackbed.megatron.checkpoints.strategy_base import (
+from trackbed.megatron.checkpoints.strategies import (
     LoadCommonStrategy,
     LoadShardedStrategy,
     StrategyAction,
+    get_default_strategy,
 )
 
 logger = logging.getLogger(__name__)
