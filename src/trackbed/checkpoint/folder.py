@@ -210,6 +210,8 @@ def open_for_all(path: Path, meeting: Meeting) -> CheckpointFolder:
             )
         return _without_side(path, SideFile.decode(rest).catalogue, is_plain=is_plain)
     opened = open_folder(path)
+    # Another job may replace the checkpoint after rank 0 has looked and before this rank does. Without the comparison
+    # each would load a part of its own save.
     if opened.side is None or opened.side.save_id != save_id:
         found = "none" if opened.side is None else opened.side.save_id
         raise CheckpointError(
@@ -232,6 +234,8 @@ def load_common(path: Path) -> dict[str, Any]:
 
 def _take_over_others(final: Path, partial: Path) -> None:
     """Gives all that belongs to no checkpoint a second name, in the folder that takes the place of the first."""
+    # Second names, no moves: until the exchange the earlier checkpoint must be whole where it is, as this process may
+    # be killed at any moment.
     for path in final.iterdir():
         if _DATA_FILE.fullmatch(path.name) or path.name in _OWN_NAMES or (partial / path.name).exists():
             continue
@@ -246,6 +250,7 @@ def link_or_copy(source: str, target: str) -> None:
     try:
         os.link(source, target, follow_symlinks=False)
     except OSError:
+        # A link has bytes that were on the disk before. Those of a copy must be there before the exchange is.
         shutil.copy2(source, target, follow_symlinks=False)
         flush_files([Path(target)])
 
@@ -331,18 +336,26 @@ def commit_checkpoint(partial: Path, final: Path) -> None:
 
 def _commit(partial: Path, final: Path) -> None:
     if not final.is_dir() or final.is_symlink() or is_checkpoint(final) or not any(final.iterdir()):
+        # One rename or exchange: readers, and whoever comes after a kill, find the earlier checkpoint or the new one,
+        # and never files of both.
         if final.is_dir() and is_checkpoint(final):
+            # Before the exchange: after it the earlier folder is removed with all that is left in it.
             _take_over_others(final, partial)
         if commit_folder(partial, final, may_replace=is_checkpoint):
             logger.warning("%s: a checkpoint that was there has been replaced", final)
         return
+    # The names that make a folder a checkpoint come last. In another order, a kill in between would leave a folder that
+    # looks complete and lacks files.
     names = sorted(os.listdir(partial), key=lambda name: (name == CONFIG_NAME, name == METADATA_NAME, name))  # noqa: PTH208
     for name in names:
+        # All names are looked at before the first moves, so that this error leaves the folder as it was.
         if (final / name).is_dir():
             raise CheckpointError(
                 f"{final / name}: must be no folder, because a file of the checkpoint takes its place"
             )
     for name in names:
+        # After a loss of power the disk may have later renames and lack earlier ones. So those of all other files are
+        # on the disk before `metadata.json` gets its name.
         if name == CONFIG_NAME:
             flush_to_disk(final)
         publish(partial / name, final / name)
@@ -371,6 +384,7 @@ def naming_replacement(path: Path, side: SideFile | None) -> Iterator[None]:
     try:
         yield
     except CheckpointError as error:
+        # After the error, not before the read: the folder can be replaced between a look and a read.
         found = None if side is None else _replacement(path, side)
         if found is None:
             raise

@@ -154,11 +154,15 @@ class CrossedWaits:
         counts = {domain: (number(),) for domain, number in self._counts.items()}
         key = self._key(f"wait/{self._rank}")
         self.keys_to_delete |= {key, self._key("waits")}
+        # The record before the count: the rank that reads for this count must find it, as no other rank reads for that
+        # count.
         self._store.set(key, WaitRecord(operation, {**self._entered, **counts}).encode())
         self._store.add(self._key("waits"), 1)
 
     def read(self) -> None:
         """Reads what all ranks wrote, unless another rank does."""
+        # Ranks that began to wait at the same time would all read everything: the first to claim the count does it for
+        # them. A rank that writes later raises the count, and reads again.
         claim = self._key(f"reader/{self._store.add(self._key('waits'), 0)}")
         if self._store.set_first(claim, b"%d" % self._rank) != b"%d" % self._rank:
             return
@@ -228,6 +232,7 @@ class Wait:
 
 def begin_wait(operation: Operation) -> Wait:
     """Notes that this thread enters an operation, for which it may have to wait. Makes no request."""
+    # A context may be copied to another thread, whose waits have no place in the order of the step's.
     watches = [watch for watch in _WATCHES.get() if watch.is_own_thread()]
     for watch in watches:
         watch.enter(operation)

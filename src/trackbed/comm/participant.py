@@ -69,6 +69,7 @@ class Peers:
         if not 0 <= count <= _MOST_RANKS:
             raise StoreTampered(f"'{host}/count' must be a number of ranks, but is {count}")
         keys = [f"{host}/{number}" for number in range(1, count + 1)]
+        # A rank raises the count before it writes its key. One that is between the two is found the next time.
         if not is_complete and not (keys and store.has(keys)):
             keys = [key for key in keys if store.has([key])]
         for raw in store.get_all(keys) if keys else ():
@@ -86,6 +87,8 @@ class Peers:
                 The system closes the connections of a process that is killed a little before it tells of its end.
         """
         with self._lock:
+            # Under the lock: a descriptor that two threads find readable would be closed twice, and the second time it
+            # may be another file's.
             if len(self._opened) < len(self.known):
                 self._open_known()
             if self._descriptors:
@@ -246,6 +249,8 @@ class Participant:
 
     def arrive(self, rendezvous: str, arrival: Arrival) -> None:
         """Writes that this rank has arrived at a rendezvous, and the data that it brings."""
+        # The lock spans the request. Records of two threads that overtake each other would take back an arrival, or let
+        # the number of heartbeats fall, which counts as silence.
         with self._lock:
             self._rendezvous, self._arrival = rendezvous, arrival
             self._write()

@@ -73,6 +73,8 @@ _LAST: Final = 1 << 62
 def publish_outcome(store: Store, rendezvous: str, outcome: Outcome) -> Outcome:
     """Ends a rendezvous with an outcome, unless it has already ended. Returns the outcome that holds."""
     try:
+        # The first one decides. Two ranks may end a rendezvous at the same moment: the last to arrive, and one that
+        # takes that rank for dead.
         held = store.set_first(f"{rendezvous}/outcome", outcome.encode())
     finally:
         store.set(f"{rendezvous}/flag", b"")  # so that all ranks read the stored outcome, valid or not
@@ -122,6 +124,8 @@ class Rendezvous:
             ended = self.participant.peers.ended()
             if ended and describe_ended(ended) not in cause:  # a library names a lost connection only
                 cause = f"{cause}; {describe_ended(ended)}"
+            # Before the flag: whoever sees the flag may sum up the failures at once, and would find one without a
+            # cause.
             store.set(key, Failure(self.participant.rank, cause).encode())
         store.set(self._key("flag"), b"")
 
@@ -157,6 +161,7 @@ class Rendezvous:
 
     def _arrive(self) -> int:
         """Counts this rank as arrived, and as failed if it has. Returns the sum of the counter `count`."""
+        # The record before the count: the rank that completes the count reads all records at once.
         self.participant.arrive(self.name, self.arrival)
         return self.participant.store.add(self._key("count"), 1 if self._failure_order is None else _ONE_FAILED + 1)
 
@@ -167,6 +172,7 @@ class Rendezvous:
         if num_arrived == self.participant.size:
             self.keys_to_delete += [self._key(last) for last in ("count", "flag", "outcome")]
             return self.publish_outcome(self._sum_up_failures() if num_failed else self._conclude_records())
+        # The first to fail leaves the others a moment to fail, too, so that all are named. They wait for its outcome.
         if self._failure_order == 1:
             return self._read_outcome(_GRACE_SECONDS)
         return self._wait_for_flag(Watchdog(self.participant, self.name, is_active=num_arrived == 1), wait)
@@ -185,6 +191,7 @@ class Rendezvous:
                 look_at = time.monotonic() + look_seconds
                 self.participant.peers.meet(self.participant.store, is_complete=False)
             lost = self.lost_ranks()
+            # The rank that has ended may have been the last to arrive, and have set the outcome just before.
             if lost and not self.flag.wait(_LAST_WORDS_SECONDS):
                 words = f"{self.operation}: {describe_ended(lost)}"
                 num_readers = self.participant.size - len(self.participant.peers.ended())
@@ -243,6 +250,8 @@ class Rendezvous:
     def _linger(self, wait_seconds: float, *, num_readers: int) -> None:
         """Waits, in the process that hosts the store, until all other ranks have read the outcome and tidied up."""
         store = self.participant.store
+        # The store ends with the process of its host. If that went on to its end at once, ranks that have yet to read
+        # the outcome would report a lost store in the place of a success.
         if store.add(self._key("readers"), 1) == num_readers:
             self.keys_to_delete += [self._key("readers"), self._key("read")]
             store.set(self._key("read"), b"")
@@ -354,6 +363,8 @@ class SharedStep:
         ended = frozenset(self._rendezvous.participant.peers.ended())
         if not ended:
             return
+        # Two looks, some time apart: the rank may have arrived, or reported its failure, just before it ended, and what
+        # it has sent is still on its way.
         noticed, since = self._noticed
         now = time.monotonic()
         if ended != noticed:

@@ -127,10 +127,12 @@ class StoreGroup:
 
         def take() -> int:
             number = self._participant.store.add(key, 1) - 1
+            # Any thread may take numbers. All ranks' numbers are compared at the next rendezvous, so none may be lost.
             with self._taken_lock:
                 if number < 0 or number in self._taken[key]:
                     raise StoreTampered(f"{key!r} must only ever rise, but gave {number}")
                 self._taken[key].append(number)
+            # One rank deletes the counter: the only one that has got its first number.
             if number == 0:
                 self._keys_to_delete.append(key)
             return number
@@ -167,6 +169,7 @@ class StoreGroup:
             known_processes=self._peers.known,
             path=f"{self._path}child/{name}/",
         )
+        # One operation: of two threads that ask for the same name, one must get the error, as their keys would mix.
         if self._children.setdefault(name, child) is not child:
             raise ArgumentError(
                 f"name must be one that no other child of this group has, but is {name!r}, which one has"
@@ -181,6 +184,7 @@ class StoreGroup:
         Args:
             reason: end of the error, after the number of the rank.
         """
+        # Children too: failures of this group do not reach ranks that wait in a child.
         for child in list(self._children.values()):
             child.leave(reason)
         if self._broken is None:
@@ -206,6 +210,8 @@ class StoreGroup:
         # Users know the outermost operation, below the training loop that it is in.
         rendezvous.operation = next((outer.what for outer in self._open_rendezvous if not outer.is_watched), what)
         self._open_rendezvous.append(rendezvous)
+        # Rendezvous inside the block are numbered below this one. So a rank that fails knows where the others may be,
+        # and can end that rendezvous, too.
         self._next_numbers.append(0)
         process = os.getpid()
         cause: BaseException | None = None
@@ -228,6 +234,7 @@ class StoreGroup:
         try:
             if self._secret is not None and self._joined is None:
                 self._exchange_nonces(what)
+            # Before this rank arrives anywhere: whoever leaves the first rendezvous finds all processes of its host.
             if not self._has_announced:
                 self._has_announced = True
                 self._peers.announce(self._participant.store)
@@ -237,9 +244,12 @@ class StoreGroup:
             raise CollectiveError(self._broken) from None
 
     def _close(self, rendezvous: Rendezvous, cause: BaseException | None) -> Outcome:
+        # The rendezvous inside this one to which this rank does not come, and where the others may wait.
         inner = self._next_name()
         self._open_rendezvous.pop()
         self._next_numbers.pop()
+        # Counted now, whatever becomes of this rendezvous: the others go on to the next number, too, and that is where
+        # `_abandon` and `leave_after_tampering` meet them.
         self._next_numbers[-1] += 1
         try:
             if self._broken is None:
@@ -253,6 +263,7 @@ class StoreGroup:
                 # Other ranks may have read an outcome before it was changed, and wait at the next rendezvous.
                 rendezvous.leave_after_tampering(outcome, next_rendezvous=self._next_name())
         except BaseException as error:
+            # An interrupt, for example, while this rank waits: the others would wait for it until the timeout.
             self._abandon(rendezvous, error)
             raise
         if outcome.is_broken:
@@ -272,6 +283,8 @@ class StoreGroup:
         if cause is not None:
             self._stop_others(rendezvous, cause, inner)
         with self._taken_lock:
+            # Read and emptied in one piece: a number that another thread takes in between belongs to the next
+            # rendezvous.
             rendezvous.arrival = replace(rendezvous.arrival, is_done=cause is None, taken=dict(self._taken))
             self._taken = defaultdict(list)
         outcome = rendezvous.arrive_and_wait()
@@ -284,6 +297,8 @@ class StoreGroup:
                 # All ranks have been here, and said which process they are. Nobody has left for good yet.
                 self._peers.meet(rendezvous.participant.store)
         rendezvous.leave(outcome)
+        # Deleted after the next rendezvous: until all have come there, a slow rank may still read the outcome of this
+        # one.
         self._keys_to_delete += rendezvous.keys_to_delete
         return outcome
 
@@ -291,6 +306,7 @@ class StoreGroup:
         """Stops the other ranks, which may be at work or wait for this one at a rendezvous inside the step."""
         unreachable = cause_of(cause, StoreUnreachable)
         if unreachable is not None and not isinstance(unreachable, StoreTampered):
+            # Without a store nobody can be told; the others notice by themselves.
             raise unreachable
         if unreachable is not None:
             rendezvous.fail(CollectiveError(describe_tampering(rendezvous.what, unreachable)))

@@ -112,6 +112,8 @@ class TimeoutStore(HostAware):
             if not waiter.connections:
                 waiter.connections.append(connect())
             _wait_for(key, waiter.connections[0])
+            # Only once the wait has returned: a connection whose wait has failed, or never ends, can carry no other
+            # one.
             idle.append(waiter)
 
         return FutureKeyWatch(waiter.worker.submit(wait))

@@ -49,6 +49,7 @@ class QueuedCopy:
             passed = time.monotonic() - began
             if seconds is not None and passed >= seconds:
                 return False
+            # Most copies are over within microseconds, so that a sleep at once would cost more than the copy.
             if passed > _SPIN_SECONDS:
                 time.sleep(min(_LONGEST_SLEEP_SECONDS, passed / 10))
         return True
@@ -114,6 +115,8 @@ class Waiter:
                 waited for, as far as they are known.
         """
         start = time.perf_counter()
+        # Noted for short waits, too: other ranks tell from it how far this one has come, and so tell a crossing from a
+        # delay.
         ranks = getattr(self._group, "job_ranks", None)
         wait = begin_wait(Operation(self.domain, (self.num_issued(),), what, ranks))
         try:
@@ -137,6 +140,8 @@ class Waiter:
         """
         if tensor.device.type != "cuda":
             return tensor.cpu()
+        # Not `tensor.cpu()`, nor a copy to memory that is not pinned: both block inside the driver. If a kernel before
+        # the copy waits for a rank that has failed, they would never return.
         copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         with torch.cuda.device(tensor.device):
             copy.copy_(tensor, non_blocking=True)
@@ -156,6 +161,8 @@ class Waiter:
         while elapsed < timeout:
             began = time.monotonic()
             if lost is not None:
+                # The operation has failed: there is no work left to wait for, only the reason, which another rank
+                # reports.
                 time.sleep(_SLICE_SECONDS)
             else:
                 try:
@@ -167,6 +174,8 @@ class Waiter:
                         raise
                     # Another rank reports why, or gives no more signs of life.
                     lost, elapsed = error, max(elapsed, _OBSERVATION * timeout)
+            # In every turn: signs are compared over the last part of the timeout, and a rank that waits must not seem
+            # silent.
             self._give_sign()
             wait.check()
             # Hardly any time passes for a machine that was suspended, and all its ranks with it.
@@ -174,6 +183,8 @@ class Waiter:
             elapsed += passed
             ended = self._ended()
             seconds_ended += 0.0 if ended is None else passed
+            # A rank that has ended may have reported its failure just before. That report says more than its end, and
+            # `_give_sign` raises it as soon as it is here.
             if ended is not None and seconds_ended >= _LAST_WORDS_SECONDS:
                 raise CollectiveError(f"{what}: {ended}") from lost
             if before is None and elapsed >= _OBSERVATION * timeout:
@@ -273,4 +284,5 @@ def freed_from_failures(on_gpus: Sequence[TorchCollectives], check: Callable[[],
         yield
     finally:
         is_over.set()
+        # Or the thread, which may be about to end operations, would end those of the next block.
         thread.join()
