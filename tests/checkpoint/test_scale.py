@@ -8,7 +8,7 @@ import torch
 from trackbed.checkpoint.format.extents import SUM_BYTES, SideFile, StoredFile
 from trackbed.checkpoint.io.written_files import WrittenFiles, catalogue_of
 from trackbed.checkpoint.plan.assignment import plan_balanced
-from trackbed.checkpoint.plan.table import DTYPES, Table
+from trackbed.checkpoint.plan.shard_table import DTYPES, Table
 from trackbed.checkpoint.plan.validate import require_valid
 
 NUM_RANKS = 4096

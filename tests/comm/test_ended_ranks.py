@@ -13,8 +13,8 @@ import pytest
 from comm.ended_rank import WAYS
 from launching import run_script
 from trackbed.comm import participant
+from trackbed.comm.outcomes import describe_ended
 from trackbed.comm.participant import Peers
-from trackbed.comm.report import describe_ended
 from trackbed.comm.store import MemoryStore, StoreTampered
 
 

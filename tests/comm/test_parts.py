@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from trackbed.comm.difference import describe_difference
 from trackbed.comm.launch import Launch, first_host, group_from_environment, parse_launch
-from trackbed.comm.report import Failure, describe_failures, name_ranks
+from trackbed.comm.outcomes import Failure, describe_failures, name_ranks
 from trackbed.comm.watchdog import SilenceTimer
 from trackbed.errors import ArgumentError
 

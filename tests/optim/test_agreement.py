@@ -9,7 +9,7 @@ from trackbed.comm.store import MemoryStore
 from trackbed.comm.store_group import StoreGroup
 from trackbed.errors import CollectiveError
 from trackbed.optim import DataParallelOptimizer
-from trackbed.optim.agreement import describe_options
+from trackbed.optim.update_agreement import describe_options
 from wrapped import backward, layers, wrap
 
 GATHER = {

@@ -20,7 +20,7 @@ from trackbed.checkpoint.format.dcp_metadata import METADATA_NAME, decode_metada
 from trackbed.checkpoint.format.extents import SIDE_NAME, SideFile
 from trackbed.checkpoint.format.safe_pickle import load_torch_item
 from trackbed.checkpoint.io.boxes import BoxReader
-from trackbed.checkpoint.io.reader import maybe_read_file
+from trackbed.checkpoint.io.file_reader import maybe_read_file
 from trackbed.checkpoint.ranks import Meeting
 from trackbed.errors import ArgumentError, CheckpointError
 from trackbed.files.checksum import crc32

@@ -17,7 +17,7 @@ from trackbed.checkpoint.format.catalogue import Catalogue, StoredTensor
 from trackbed.checkpoint.io.boxes import BoxReader, Place, read_places
 from trackbed.checkpoint.megatron_arguments import refuses_megatron_arguments
 from trackbed.checkpoint.plan.exchange import Exchange, exchange_parts, must_exchange, parse_exchange, plan_parts
-from trackbed.checkpoint.plan.table import gather_table, has_elements, tabulate
+from trackbed.checkpoint.plan.shard_table import gather_table, has_elements, tabulate
 from trackbed.checkpoint.plan.validate import cover_once, require_distinct, require_valid
 from trackbed.checkpoint.ranks import Meeting, Observer, Phases, Ranks, meet
 from trackbed.checkpoint.state.describe import describe_request

@@ -24,7 +24,7 @@ import torch.distributed as dist
 from trackbed.cancellation import check_wait
 from trackbed.comm import SOLO, Group, Step
 from trackbed.comm.rendezvous import Stopped
-from trackbed.comm.torch import TorchGroup, current_group, device_for
+from trackbed.comm.torch_group import TorchGroup, current_group, device_for
 from trackbed.errors import ArgumentError, CheckpointError, CollectiveError
 from trackbed.files.publish import remove_partial
 

@@ -15,11 +15,11 @@ from trackbed.checkpoint.format.config_file import CONFIG_NAME, CheckpointingCon
 from trackbed.checkpoint.format.dcp_metadata import METADATA_NAME, encode_metadata
 from trackbed.checkpoint.format.extents import SIDE_NAME, SideFile, StoredFile
 from trackbed.checkpoint.format.safe_pickle import torch_bytes
-from trackbed.checkpoint.io.writer import WrittenItem, write_items
+from trackbed.checkpoint.io.file_writer import WrittenItem, write_items
 from trackbed.checkpoint.io.written_files import WrittenFiles, catalogue_of
 from trackbed.checkpoint.megatron_arguments import refuses_megatron_arguments
 from trackbed.checkpoint.plan.assignment import Assignment, plan_balanced
-from trackbed.checkpoint.plan.table import Table, gather_table, is_written, tabulate
+from trackbed.checkpoint.plan.shard_table import Table, gather_table, is_written, tabulate
 from trackbed.checkpoint.plan.validate import require_distinct, require_main_replicas, require_valid
 from trackbed.checkpoint.ranks import Meeting, Observer, Phases, Ranks, meet
 from trackbed.checkpoint.state.describe import describe_state
@@ -27,7 +27,7 @@ from trackbed.checkpoint.state.partial_tensors import check_whole, check_whole_s
 from trackbed.checkpoint.state.plain_tensors import check_same, digesting
 from trackbed.checkpoint.state.sharded_object import ShardedObject
 from trackbed.checkpoint.state.sharded_tensor import ShardedTensor, is_main_replica
-from trackbed.comm.torch import check_initialized
+from trackbed.comm.torch_group import check_initialized
 from trackbed.errors import CheckpointError
 from trackbed.files.checksum import crc32
 from trackbed.files.publish import write_new

@@ -25,7 +25,7 @@ from typing import Any, Final
 
 import orjson
 
-from trackbed.comm.report import describe_crossing
+from trackbed.comm.outcomes import describe_crossing
 from trackbed.comm.store import Store, StoreTampered
 from trackbed.errors import CollectiveError
 

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 import orjson
 
 from trackbed.comm.group import Group
-from trackbed.comm.report import name_ranks
+from trackbed.comm.outcomes import name_ranks
 
 H = TypeVar("H", bound=Hashable)
 

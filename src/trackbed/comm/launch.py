@@ -18,12 +18,12 @@ from typing import Final
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch does not say that it exports
 
+from trackbed.comm.blocking_calls import Worker
 from trackbed.comm.group import SOLO, Group
 from trackbed.comm.store import Connection
 from trackbed.comm.store_group import StoreGroup
-from trackbed.comm.torch import is_served_by_agent
+from trackbed.comm.torch_group import is_served_by_agent
 from trackbed.comm.torch_store import connect_to, share_store
-from trackbed.comm.worker import Worker
 from trackbed.errors import ArgumentError, CollectiveError
 from trackbed.kernels import available_threads
 

@@ -32,8 +32,7 @@ from typing import Final, Self, TypeVar
 
 from trackbed.cancellation import check_wait
 from trackbed.comm.crossed_waits import CHECK_SECONDS, CrossedWaits, Operation, Wait, begin_wait
-from trackbed.comm.participant import Arrival, Participant, RankRecord
-from trackbed.comm.report import (
+from trackbed.comm.outcomes import (
     Failure,
     Outcome,
     describe_cause,
@@ -44,6 +43,7 @@ from trackbed.comm.report import (
     describe_silence,
     describe_tampering,
 )
+from trackbed.comm.participant import Arrival, Participant, RankRecord
 from trackbed.comm.store import KeyWatch, Store, StoreTampered, StoreUnreachable
 from trackbed.comm.watchdog import CHECKS_PER_TIMEOUT, Watchdog
 from trackbed.errors import CollectiveError

@@ -15,9 +15,7 @@ import orjson
 
 from trackbed.comm.difference import describe_difference
 from trackbed.comm.group import Step, check_child_name, check_source
-from trackbed.comm.participant import Arrival, Participant, Peers, RankRecord
-from trackbed.comm.rendezvous import Conclude, Rendezvous, SharedStep, Stopped, cause_of, publish_outcome
-from trackbed.comm.report import (
+from trackbed.comm.outcomes import (
     Failure,
     Outcome,
     describe_cause,
@@ -25,6 +23,8 @@ from trackbed.comm.report import (
     describe_failures,
     describe_tampering,
 )
+from trackbed.comm.participant import Arrival, Participant, Peers, RankRecord
+from trackbed.comm.rendezvous import Conclude, Rendezvous, SharedStep, Stopped, cause_of, publish_outcome
 from trackbed.comm.store import Connection, HostAware, SealedStore, Store, StoreClosed, StoreTampered, StoreUnreachable
 from trackbed.errors import ArgumentError, CollectiveError
 

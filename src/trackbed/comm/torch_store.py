@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from torch.distributed import FileStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # torch does not say so
 
+from trackbed.comm.blocking_calls import Worker
 from trackbed.comm.store import HostAware, StoreClosed, StoreTampered, StoreUnreachable
-from trackbed.comm.worker import Worker
 
 # TCPStore writes two lines to standard error whenever a wait of its own times out.
 _WAIT_SECONDS: Final = 3600.0

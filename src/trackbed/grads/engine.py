@@ -12,7 +12,6 @@ import torch
 
 from trackbed.cancellation import checking_waits
 from trackbed.errors import ArgumentError, GradientError
-from trackbed.grads.agreement import ProcessGroups, broadcast_values, values_of
 from trackbed.grads.automatic_reduction import AutomaticReduction, PassState, lacked_by_all
 from trackbed.grads.collectives import Collectives, Label, SharedMemoryCollectives, TorchCollectives
 from trackbed.grads.collectives.protocol import EXCHANGES, LEFT, MAX_NUMBERS, NO_LABEL
@@ -20,6 +19,7 @@ from trackbed.grads.config import Options
 from trackbed.grads.failure_aware_wait import end_stuck, freed_from_failures
 from trackbed.grads.hooks import backward_hook, hooks_around_states, register_backward_hook, watch_steps
 from trackbed.grads.issue_order import IssueOrder, StepCheck
+from trackbed.grads.model_agreement import ProcessGroups, broadcast_values, values_of
 from trackbed.grads.param_gather import HookedModule, ParameterGather, remove_hooks
 from trackbed.grads.parameter_set import (
     check_taken_over,

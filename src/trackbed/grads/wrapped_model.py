@@ -8,7 +8,12 @@ import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from trackbed.errors import ArgumentError
-from trackbed.grads.agreement import (
+from trackbed.grads.bucket_group import _ParamAndGradBucketGroup
+from trackbed.grads.buffer import _ParamAndGradBuffer, turned_like
+from trackbed.grads.collectives import Collectives
+from trackbed.grads.config import DistributedDataParallelConfig, Options, check_options, with_bucket_size
+from trackbed.grads.failure_aware_wait import Waiter
+from trackbed.grads.model_agreement import (
     ProcessGroups,
     agree,
     broadcast_values,
@@ -22,11 +27,6 @@ from trackbed.grads.agreement import (
     messages_of,
     values_of,
 )
-from trackbed.grads.bucket_group import _ParamAndGradBucketGroup
-from trackbed.grads.buffer import _ParamAndGradBuffer, turned_like
-from trackbed.grads.collectives import Collectives
-from trackbed.grads.config import DistributedDataParallelConfig, Options, check_options, with_bucket_size
-from trackbed.grads.failure_aware_wait import Waiter
 from trackbed.grads.parameter_set import (
     Owner,
     ParameterSet,

@@ -28,16 +28,6 @@ if TYPE_CHECKING:
     from trackbed.checkpoint.state.sharded_tensor import ReplicaId, ShardedBase, apply_factory_merges, is_main_replica
     from trackbed.megatron.checkpoints.async_requests import AsyncCallsQueue, AsyncRequest
     from trackbed.megatron.checkpoints.entries import apply_factories
-    from trackbed.megatron.checkpoints.exchange import (
-        ShardDistribution,
-        determine_main_replica_uniform_distribution,
-        distribute_shards_to_ranks,
-        exchange_by_distribution,
-        exchange_loaded_objects_gather_object,
-        exchange_loaded_tensors_broadcast,
-        exchange_loaded_tensors_gather_object,
-        exchange_loaded_tensors_gather_rounds,
-    )
     from trackbed.megatron.checkpoints.fully_parallel import (
         FullyParallelLoadStrategyWrapper,
         FullyParallelSaveStrategyWrapper,
@@ -56,6 +46,16 @@ if TYPE_CHECKING:
         remove_sharded_tensors,
         save,
         save_config,
+    )
+    from trackbed.megatron.checkpoints.shard_exchange import (
+        ShardDistribution,
+        determine_main_replica_uniform_distribution,
+        distribute_shards_to_ranks,
+        exchange_by_distribution,
+        exchange_loaded_objects_gather_object,
+        exchange_loaded_tensors_broadcast,
+        exchange_loaded_tensors_gather_object,
+        exchange_loaded_tensors_gather_rounds,
     )
     from trackbed.megatron.checkpoints.strategies import TorchDistLoadShardedStrategy, TorchDistSaveShardedStrategy
     from trackbed.megatron.checkpoints.strictness import (

@@ -10,11 +10,11 @@ import torch
 
 from trackbed.comm import Group
 from trackbed.errors import GradientError
-from trackbed.grads.agreement import ProcessGroups
 from trackbed.grads.collectives.protocol import TOKENS
 from trackbed.grads.config import Options, with_bucket_size
 from trackbed.grads.ddp import DistributedDataParallel as DataParallel
 from trackbed.grads.engine import GradientEngine
+from trackbed.grads.model_agreement import ProcessGroups
 from trackbed.grads.parameter_set import ScalingFactors
 from trackbed.grads.timeline import BucketObserver
 from trackbed.megatron import rerun as _rerun  # which begins to ask the rerun state machine

@@ -4,9 +4,9 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any, Final, Literal
 
 from trackbed.errors import ArgumentError
-from trackbed.grads.agreement import GroupOfRanks, ProcessGroups
 from trackbed.grads.config import check_collectives
 from trackbed.grads.config import check_options as check_own_options
+from trackbed.grads.model_agreement import GroupOfRanks, ProcessGroups
 
 _UNSUPPORTED: Final = (
     "fp8_param_gather",

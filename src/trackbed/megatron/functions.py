@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trackbed import kernels
-from trackbed.comm.torch import current_group
+from trackbed.comm.torch_group import current_group
 from trackbed.errors import ArgumentError
 from trackbed.files import new_partial, publish, stores
 from trackbed.files.stores import parse_address

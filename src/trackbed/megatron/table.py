@@ -129,25 +129,27 @@ MODULES: Final[Mapping[str, Mapping[str, str]]] = {
         "nested_values": "trackbed.checkpoint.state.tree:nested_values",
     },
     "dist_checkpointing.exchange_utils": {
-        "ShardDistribution": "trackbed.megatron.checkpoints.exchange:ShardDistribution",
-        "_get_empty_tensor_for_exchange": "trackbed.megatron.checkpoints.exchange:get_empty_tensor_for_exchange",
-        "_shard_size": "trackbed.megatron.checkpoints.exchange:shard_size",
+        "ShardDistribution": "trackbed.megatron.checkpoints.shard_exchange:ShardDistribution",
+        "_get_empty_tensor_for_exchange": "trackbed.megatron.checkpoints.shard_exchange:get_empty_tensor_for_exchange",
+        "_shard_size": "trackbed.megatron.checkpoints.shard_exchange:shard_size",
         "determine_main_replica_uniform_distribution": (
-            "trackbed.megatron.checkpoints.exchange:determine_main_replica_uniform_distribution"
+            "trackbed.megatron.checkpoints.shard_exchange:determine_main_replica_uniform_distribution"
         ),
-        "distribute_shards_to_ranks": "trackbed.megatron.checkpoints.exchange:distribute_shards_to_ranks",
-        "exchange_by_distribution": "trackbed.megatron.checkpoints.exchange:exchange_by_distribution",
+        "distribute_shards_to_ranks": "trackbed.megatron.checkpoints.shard_exchange:distribute_shards_to_ranks",
+        "exchange_by_distribution": "trackbed.megatron.checkpoints.shard_exchange:exchange_by_distribution",
         "exchange_loaded_objects_gather_object": (
-            "trackbed.megatron.checkpoints.exchange:exchange_loaded_objects_gather_object"
+            "trackbed.megatron.checkpoints.shard_exchange:exchange_loaded_objects_gather_object"
         ),
-        "exchange_loaded_tensors_broadcast": "trackbed.megatron.checkpoints.exchange:exchange_loaded_tensors_broadcast",
+        "exchange_loaded_tensors_broadcast": (
+            "trackbed.megatron.checkpoints.shard_exchange:exchange_loaded_tensors_broadcast"
+        ),
         "exchange_loaded_tensors_gather_object": (
-            "trackbed.megatron.checkpoints.exchange:exchange_loaded_tensors_gather_object"
+            "trackbed.megatron.checkpoints.shard_exchange:exchange_loaded_tensors_gather_object"
         ),
         "exchange_loaded_tensors_gather_rounds": (
-            "trackbed.megatron.checkpoints.exchange:exchange_loaded_tensors_gather_rounds"
+            "trackbed.megatron.checkpoints.shard_exchange:exchange_loaded_tensors_gather_rounds"
         ),
-        "is_float8tensor": "trackbed.megatron.checkpoints.exchange:is_float8tensor",
+        "is_float8tensor": "trackbed.megatron.checkpoints.shard_exchange:is_float8tensor",
     },
     "dist_checkpointing.mapping": {
         "CheckpointingException": "trackbed.errors:CheckpointError",
@@ -168,13 +170,17 @@ MODULES: Final[Mapping[str, Mapping[str, str]]] = {
         "is_main_replica": "trackbed.checkpoint.state.sharded_tensor:is_main_replica",
     },
     "dist_checkpointing.optimizer": {
-        "KEEP_VARS_HINT": "trackbed.megatron.checkpoints.optimizer:KEEP_VARS_HINT",
-        "get_optim_param_to_id_map": "trackbed.megatron.checkpoints.optimizer:get_optim_param_to_id_map",
+        "KEEP_VARS_HINT": "trackbed.megatron.checkpoints.optimizer_entries:KEEP_VARS_HINT",
+        "get_optim_param_to_id_map": "trackbed.megatron.checkpoints.optimizer_entries:get_optim_param_to_id_map",
         "get_param_id_to_sharded_param_map": (
-            "trackbed.megatron.checkpoints.optimizer:get_param_id_to_sharded_param_map"
+            "trackbed.megatron.checkpoints.optimizer_entries:get_param_id_to_sharded_param_map"
         ),
-        "make_sharded_optimizer_tensor": "trackbed.megatron.checkpoints.optimizer:make_sharded_optimizer_tensor",
-        "optim_state_to_sharding_state": "trackbed.megatron.checkpoints.optimizer:optim_state_to_sharding_state",
+        "make_sharded_optimizer_tensor": (
+            "trackbed.megatron.checkpoints.optimizer_entries:make_sharded_optimizer_tensor"
+        ),
+        "optim_state_to_sharding_state": (
+            "trackbed.megatron.checkpoints.optimizer_entries:optim_state_to_sharding_state"
+        ),
     },
     "dist_checkpointing.serialization": {
         "CkptShardedMetadata": "trackbed.megatron.checkpoints.serialization:Described",

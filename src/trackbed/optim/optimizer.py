@@ -16,13 +16,13 @@ from trackbed.grads.buffer import arranged_like, fills_memory
 from trackbed.grads.collectives.protocol import NORM
 from trackbed.grads.hooks import watch_steps
 from trackbed.grads.parameter_set import is_expert, name_in_module
-from trackbed.optim.agreement import check_same, describe_update, digests_of
 from trackbed.optim.loss_scale import LossScale, is_number
 from trackbed.optim.norm import SquareSum
 from trackbed.optim.pieces import Copies, Piece, is_low_precision, owned_gradients, pieces_of, shared_gradients
 from trackbed.optim.state import OptimizerState
 from trackbed.optim.state_parts import State, StatePart
 from trackbed.optim.torch_optimizers import TorchOptimizers, check_elementwise
+from trackbed.optim.update_agreement import check_same, describe_update, digests_of
 
 _EPSILON: Final = 1e-6
 _SMALLEST_NORM: Final = 1e-30

@@ -20,10 +20,10 @@ from trackbed.checkpoint.io.boxes import BoxReader
 from trackbed.checkpoint.ranks import Ranks, meet
 from trackbed.checkpoint.state.partial_tensors import is_part
 from trackbed.checkpoint.state.sharded_tensor import check_key
-from trackbed.comm.torch import check_initialized
+from trackbed.comm.torch_group import check_initialized
 from trackbed.errors import ArgumentError, CheckpointError
 from trackbed.grads import DistributedDataParallel
-from trackbed.grads.agreement import GroupOfRanks, is_dense
+from trackbed.grads.model_agreement import GroupOfRanks, is_dense
 from trackbed.grads.parameter_set import name_in_module
 from trackbed.optim.optimizer import DataParallelOptimizer
 from trackbed.optim.state_parts import StatePart

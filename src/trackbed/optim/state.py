@@ -9,7 +9,6 @@ import torch
 from trackbed.errors import ArgumentError
 from trackbed.grads.engine import GradientEngine
 from trackbed.grads.parameter_set import is_expert, name_in_module
-from trackbed.optim.agreement import brief, digest_of_state
 from trackbed.optim.loss_scale import LossScale
 from trackbed.optim.pieces import Copies, Piece, is_low_precision
 from trackbed.optim.state_check import (
@@ -40,6 +39,7 @@ from trackbed.optim.state_parts import (
     parts_of,
 )
 from trackbed.optim.torch_optimizers import TorchOptimizers
+from trackbed.optim.update_agreement import brief, digest_of_state
 from trackbed.plural import number_of
 
 _EXPECTED_MAIN: Final = {MAIN: torch.zeros(2, dtype=torch.float32, device="cpu")}

@@ -10,7 +10,7 @@ from trackbed.checkpoint import ShardedObject, ShardedTensor
 from trackbed.errors import CheckpointError
 from trackbed.megatron.checkpoints import serialization
 from trackbed.megatron.checkpoints.async_requests import FileWrite
-from trackbed.megatron.checkpoints.errors import DistributedCheckpointError
+from trackbed.megatron.checkpoints.checkpoint_error import DistributedCheckpointError
 from trackbed.megatron.checkpoints.fully_parallel import (
     FullyParallelLoadStrategyWrapper,
     FullyParallelSaveStrategyWrapper,

@@ -19,8 +19,8 @@ import torch
 from trackbed.checkpoint.format.catalogue import Catalogue
 from trackbed.checkpoint.format.extents import SUM_BYTES
 from trackbed.checkpoint.format.safe_pickle import load_torch_item
-from trackbed.checkpoint.io.reader import FileReader
-from trackbed.checkpoint.io.writer import bytes_of
+from trackbed.checkpoint.io.file_reader import FileReader
+from trackbed.checkpoint.io.file_writer import bytes_of
 from trackbed.errors import CheckpointError
 
 _SHARDED_OBJECT: Final = re.compile(r"/shard_[0-9.]*_[0-9.]*$")

@@ -9,9 +9,9 @@ import numpy.typing as npt
 
 from trackbed.checkpoint.format.catalogue import Catalogue, StoredTensor
 from trackbed.checkpoint.format.extents import StoredFile
-from trackbed.checkpoint.io.writer import WrittenItem
+from trackbed.checkpoint.io.file_writer import WrittenItem
 from trackbed.checkpoint.plan.assignment import Assignment
-from trackbed.checkpoint.plan.table import DTYPES, Table
+from trackbed.checkpoint.plan.shard_table import DTYPES, Table
 from trackbed.checkpoint.state.sharded_object import ShardedObject
 from trackbed.errors import CheckpointError
 

@@ -6,7 +6,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from trackbed.checkpoint.plan.table import Table
+from trackbed.checkpoint.plan.shard_table import Table
 from trackbed.kernels import assign_least_loaded
 
 Int64s = npt.NDArray[np.int64]

@@ -14,9 +14,9 @@ import torch.distributed as dist
 
 from trackbed.checkpoint.io.boxes import cut_box
 from trackbed.checkpoint.plan.assignment import group_copies
-from trackbed.checkpoint.plan.table import DTYPES, Table
+from trackbed.checkpoint.plan.shard_table import DTYPES, Table
 from trackbed.checkpoint.ranks import Meeting
-from trackbed.comm.torch import device_for
+from trackbed.comm.torch_group import device_for
 from trackbed.errors import ArgumentError
 from trackbed.files import boot_id
 from trackbed.kernels import assign_least_loaded

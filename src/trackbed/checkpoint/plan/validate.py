@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trackbed.checkpoint.plan.assignment import group_copies
-from trackbed.checkpoint.plan.table import DTYPES, Table, has_elements
+from trackbed.checkpoint.plan.shard_table import DTYPES, Table, has_elements
 from trackbed.checkpoint.state.sharded_object import ShardedObject
 from trackbed.checkpoint.state.sharded_tensor import ShardedTensor, is_main_replica
 from trackbed.errors import CheckpointError

@@ -1,5 +1,6 @@
 """Collectives on buffers of gradients and parameters."""
 
+from trackbed.grads.collectives.over_shared_memory import SharedMemoryCollectives
 from trackbed.grads.collectives.protocol import (
     DONE,
     BackendError,
@@ -11,7 +12,6 @@ from trackbed.grads.collectives.protocol import (
     Work,
     shard_of,
 )
-from trackbed.grads.collectives.shared_memory import SharedMemoryCollectives
 from trackbed.grads.collectives.torch import TorchCollectives
 
 __all__ = [

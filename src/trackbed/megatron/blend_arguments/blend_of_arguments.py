@@ -16,7 +16,7 @@ from trackbed.blends.repeats import pair_ids
 from trackbed.errors import ArgumentError
 from trackbed.files.stores import is_address
 from trackbed.index.splits import get_blend_from_list
-from trackbed.megatron.blend_arguments.tokenizer import comment_text, tokenizer_lines, toml_text
+from trackbed.megatron.blend_arguments.tokenizer_arguments import comment_text, tokenizer_lines, toml_text
 
 _WHERE: Final = "arguments of Megatron-LM"
 _LEGACY_SPLIT: Final = "969, 30, 1"

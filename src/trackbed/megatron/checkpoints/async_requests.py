@@ -19,7 +19,7 @@ from trackbed.checkpoint.ranks import current_meeting, meet
 from trackbed.checkpoint.save import write_shards
 from trackbed.errors import CheckpointError
 from trackbed.files.publish import write_new
-from trackbed.megatron.checkpoints.errors import DistributedCheckpointError
+from trackbed.megatron.checkpoints.checkpoint_error import DistributedCheckpointError
 
 logger = logging.getLogger(__name__)
 

@@ -10,16 +10,16 @@ import torch
 import torch.distributed as dist
 
 from trackbed.checkpoint.plan.exchange import Exchange, parse_exchange
-from trackbed.checkpoint.plan.table import has_elements
+from trackbed.checkpoint.plan.shard_table import has_elements
 from trackbed.checkpoint.ranks import Meeting, meet, meet_among
 from trackbed.checkpoint.state.sharded_object import ShardedObject
 from trackbed.checkpoint.state.sharded_tensor import ShardedTensor, is_main_replica
 from trackbed.checkpoint.state.tree import Tree, extract_matching_values, merge, nested_values
 from trackbed.errors import ArgumentError, CheckpointError
 from trackbed.megatron.checkpoints.async_requests import AsyncRequest
+from trackbed.megatron.checkpoints.checkpoint_error import DistributedCheckpointError
 from trackbed.megatron.checkpoints.entries import ShardId, dict_list_map_inplace, object_id, shard_id
-from trackbed.megatron.checkpoints.errors import DistributedCheckpointError
-from trackbed.megatron.checkpoints.exchange import (
+from trackbed.megatron.checkpoints.shard_exchange import (
     ShardDistribution,
     as_group,
     determine_main_replica_uniform_distribution,

@@ -22,6 +22,7 @@ from trackbed.files.checksum import crc32
 from trackbed.files.publish import write_new
 from trackbed.files.publish_folder import flush_files
 from trackbed.megatron.checkpoints.async_requests import AsyncRequest, InPartialFolder
+from trackbed.megatron.checkpoints.checkpoint_error import DistributedCheckpointError
 from trackbed.megatron.checkpoints.entries import (
     apply_factories,
     clean_metadata,
@@ -30,7 +31,6 @@ from trackbed.megatron.checkpoints.entries import (
     extract_sharded_base,
     force_all_tensors_to_non_fp8,
 )
-from trackbed.megatron.checkpoints.errors import DistributedCheckpointError
 from trackbed.megatron.checkpoints.fully_parallel import FullyParallelSaveStrategyWrapper
 from trackbed.megatron.checkpoints.strategies import (
     AsyncSaveShardedStrategy,

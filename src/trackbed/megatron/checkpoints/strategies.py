@@ -16,7 +16,7 @@ from trackbed.checkpoint.format.safe_pickle import torch_bytes
 from trackbed.checkpoint.load import load_shards, require_loadable
 from trackbed.checkpoint.plan.assignment import main_replicas
 from trackbed.checkpoint.plan.exchange import Exchange
-from trackbed.checkpoint.plan.table import has_elements
+from trackbed.checkpoint.plan.shard_table import has_elements
 from trackbed.checkpoint.ranks import meet
 from trackbed.checkpoint.remove import remove_tensors
 from trackbed.checkpoint.save import (
@@ -33,7 +33,7 @@ from trackbed.checkpoint.state.tree import Tree, dict_list_map_outplace, nested_
 from trackbed.errors import CheckpointError
 from trackbed.files.publish import write_new
 from trackbed.megatron.checkpoints.async_requests import AsyncCallsQueue, AsyncRequest, FileWrite
-from trackbed.megatron.checkpoints.errors import DistributedCheckpointError
+from trackbed.megatron.checkpoints.checkpoint_error import DistributedCheckpointError
 
 
 class StrategyAction(Enum):

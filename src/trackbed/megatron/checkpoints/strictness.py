@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trackbed.checkpoint.format.config_file import maybe_load_config
-from trackbed.checkpoint.plan.table import gather_table, has_elements, join_tables, tabulate
+from trackbed.checkpoint.plan.shard_table import gather_table, has_elements, join_tables, tabulate
 from trackbed.checkpoint.plan.validate import require_main_replicas, require_valid
 from trackbed.checkpoint.ranks import Meeting, meet
 from trackbed.checkpoint.state.sharded_object import ShardedObject

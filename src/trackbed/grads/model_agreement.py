@@ -11,7 +11,7 @@ import torch.distributed as dist
 from trackbed.comm import SOLO, Group
 from trackbed.comm.difference import digest_of, find_difference
 from trackbed.comm.tensor_digest import tensor_digest
-from trackbed.comm.torch import TorchGroup, check_initialized
+from trackbed.comm.torch_group import TorchGroup, check_initialized
 from trackbed.errors import ArgumentError, CollectiveError, GradientError
 from trackbed.grads.buffer import _ParamAndGradBuffer, dims_in_memory, fills_memory
 from trackbed.grads.collectives import Collectives, SharedMemoryCollectives, SoloCollectives, TorchCollectives

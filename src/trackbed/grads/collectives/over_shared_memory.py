@@ -17,8 +17,8 @@ import numpy.typing as npt
 import torch
 
 from trackbed.comm import Group
+from trackbed.comm.blocking_calls import Worker
 from trackbed.comm.shared_memory import COUNTER_BYTES, SharedCounters, SharedMemory
-from trackbed.comm.worker import Worker
 from trackbed.errors import ArgumentError, CollectiveError
 from trackbed.grads.collectives.protocol import (
     DONE,

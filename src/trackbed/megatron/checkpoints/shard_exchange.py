@@ -17,11 +17,11 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 import torch.distributed as dist
 
-from trackbed.checkpoint.plan.table import has_elements
+from trackbed.checkpoint.plan.shard_table import has_elements
 from trackbed.checkpoint.ranks import Meeting, meet_among
 from trackbed.checkpoint.state.sharded_tensor import ShardedTensor, is_main_replica
 from trackbed.checkpoint.state.tree import Tree, nested_values
-from trackbed.comm.torch import device_for
+from trackbed.comm.torch_group import device_for
 from trackbed.errors import CheckpointError
 from trackbed.megatron.checkpoints.entries import ShardId, shard_id
 
