@@ -201,14 +201,14 @@ def open_for_all(path: Path, meeting: Meeting) -> CheckpointFolder:
     content = meeting.broadcast(content)
     if opened is not None:
         return opened
-    head, _, rest = content.partition(b"\n")
+    head, _, catalogue_text = content.partition(b"\n")
     save_id, is_plain = orjson.loads(head)
     if save_id is None:
         if not (path / METADATA_NAME).exists():
             raise CheckpointError(
                 f"{path}: must be a folder on a file system that all ranks share, but this rank does not see it"
             )
-        return _without_side(path, SideFile.decode(rest).catalogue, is_plain=is_plain)
+        return _without_side(path, SideFile.decode(catalogue_text).catalogue, is_plain=is_plain)
     opened = open_folder(path)
     # Another job may replace the checkpoint after rank 0 has looked and before this rank does. Without the comparison
     # each would load a part of its own save.
@@ -291,21 +291,21 @@ def target_folder(path: str | Path) -> Path:
             be left in a removed folder; a volume is mounted there; or it is no checkpoint, and has files that a
             checkpoint would replace.
     """
-    found = local_folder(path).absolute()
-    num_bytes = len(os.fsencode(found.name))
+    folder = local_folder(path).absolute()
+    num_bytes = len(os.fsencode(folder.name))
     if num_bytes > _MOST_NAME_BYTES:
         raise ArgumentError(
-            f"folder: its name must have at most {_MOST_NAME_BYTES} bytes, but has {num_bytes}: {found.name[:40]!r}..."
+            f"folder: its name must have at most {_MOST_NAME_BYTES} bytes, but has {num_bytes}: {folder.name[:40]!r}..."
         )
-    if found.is_dir() and os.path.ismount(found):
-        raise ArgumentError(_mounted(found))
-    if found.is_dir() and not is_checkpoint(found) and (found / CONFIG_NAME).exists():
-        raise ArgumentError(f"folder: {CONFIG_NAME} there must be of a checkpoint, but {found / CONFIG_NAME} is not")
-    if found.is_dir() and found.samefile("."):
+    if folder.is_dir() and os.path.ismount(folder):
+        raise ArgumentError(_mounted(folder))
+    if folder.is_dir() and not is_checkpoint(folder) and (folder / CONFIG_NAME).exists():
+        raise ArgumentError(f"folder: {CONFIG_NAME} there must be of a checkpoint, but {folder / CONFIG_NAME} is not")
+    if folder.is_dir() and folder.samefile("."):
         raise ArgumentError(
             f"folder: must be another folder than the working directory, which it replaces, found {str(path)!r}"
         )
-    return found
+    return folder
 
 
 def _mounted(path: Path) -> str:

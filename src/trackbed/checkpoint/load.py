@@ -14,7 +14,7 @@ import torch
 
 from trackbed.checkpoint.folder import CheckpointFolder, local_folder, open_for_all
 from trackbed.checkpoint.format.catalogue import Catalogue, StoredTensor
-from trackbed.checkpoint.io.boxes import BoxReader, Place, read_places
+from trackbed.checkpoint.io.boxes import BoxReader, BoxToFill, fill_boxes
 from trackbed.checkpoint.megatron_arguments import refuses_megatron_arguments
 from trackbed.checkpoint.plan.exchange import Exchange, exchange_parts, must_exchange, parse_exchange, plan_parts
 from trackbed.checkpoint.plan.shard_table import gather_table, has_elements, tabulate
@@ -289,29 +289,29 @@ def load_shards(
     Raises:
         CheckpointError: a file is damaged, or a rank failed.
     """
-    found: list[Any] = [
+    loaded: list[Any] = [
         None if isinstance(shard, ShardedObject) else _target(shard) if shard.data is None else shard.data
         for shard in shards
     ]
     with torch.no_grad():
         exchanged: set[int] = set()
         if must_exchange(meeting, exchange):
-            exchanged = _exchange(shards, found, folder, meeting)
+            exchanged = _exchange(shards, loaded, folder, meeting)
         places = []
         with BoxReader(folder.path, folder.catalogue) as reader:
             for number, shard in enumerate(shards):
                 if isinstance(shard, ShardedObject):
                     meeting.poll()
-                    found[number] = reader.read_object(shard.unique_key)
+                    loaded[number] = reader.read_object(shard.unique_key)
                 elif number not in exchanged and has_elements(shard):
-                    box = _box(shard, found[number])
+                    box = _box(shard, loaded[number])
                     if shard.allow_shape_mismatch:
                         box.zero_()
-                    places.append(Place(shard.key, box, tuple(shard.global_offset)))
+                    places.append(BoxToFill(shard.key, box, tuple(shard.global_offset)))
         # Ranks begin at different places, so that each byte comes from the disk once where they share a page cache.
         first = len(places) * meeting.rank // meeting.size
-        read_places(places[first:] + places[:first], folder.path, folder.catalogue, meeting.poll)
-    return found
+        fill_boxes(places[first:] + places[:first], folder.path, folder.catalogue, meeting.poll)
+    return loaded
 
 
 def _target(shard: ShardedTensor) -> torch.Tensor:
@@ -323,7 +323,7 @@ def _box(shard: ShardedTensor, data: torch.Tensor) -> torch.Tensor:
     return data.detach()[(None,) * shard.prepend_axis_num]
 
 
-def _exchange(shards: Sequence[Shard], found: Sequence[Any], folder: CheckpointFolder, meeting: Meeting) -> set[int]:
+def _exchange(shards: Sequence[Shard], targets: Sequence[Any], folder: CheckpointFolder, meeting: Meeting) -> set[int]:
     """Collective over the ranks: fills tensors that several ranks want. Returns their places in `shards`."""
     tensors = {
         number: shard
@@ -339,7 +339,7 @@ def _exchange(shards: Sequence[Shard], found: Sequence[Any], folder: CheckpointF
 
     def target(row: int) -> torch.Tensor:
         number = numbers[row - first]
-        return _box(tensors[number], found[number])
+        return _box(tensors[number], targets[number])
 
     with BoxReader(folder.path, folder.catalogue) as reader:
 

@@ -170,14 +170,14 @@ def meet(
     if outer is not None and (group is None or group is outer.group or group is outer.process_group):
         yield outer
         return
-    found, ranks = _ranks(group)
+    members, ranks = _ranks(group)
     make: Callable[[str, Exception | None], CheckpointError]
     make = getattr(error_type, "caused_by", lambda text, _: error_type(text))
     cause: Exception | None = None
     try:
         # The step ends when all ranks have left it.
-        with _removed_after_error() as partials, found.guarded(what) as step:
-            meeting = Meeting(found, step, ranks, partials)
+        with _removed_after_error() as partials, members.guarded(what) as step:
+            meeting = Meeting(members, step, ranks, partials)
             token = _current.set(meeting)
             try:
                 yield meeting
@@ -189,7 +189,7 @@ def meet(
     except CollectiveError as error:
         raise make(str(error), cause) from error
     except Exception as error:  # one process alone raises what it is
-        raise make(f"{what}: rank {found.rank}: {type(error).__name__}: {error}", error) from error
+        raise make(f"{what}: rank {members.rank}: {type(error).__name__}: {error}", error) from error
 
 
 @contextmanager

@@ -20,7 +20,7 @@ MAX_VALUE_CHARACTERS: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class RankDifference:
     """First field in which a rank differs from another one, which has the usual values."""
 
     rank: int
@@ -35,7 +35,7 @@ class Difference:
     def __str__(self) -> str:
         """Says who has what.
 
-        >>> str(Difference(1, 0, "[2]", "lr=0.5", "lr=0.1"))
+        >>> str(RankDifference(1, 0, "[2]", "lr=0.5", "lr=0.1"))
         'rank 1 has lr=0.5, and rank 0 lr=0.1'
         """
         return f"rank {self.rank} has {self.value}, and rank {self.usual_rank} {self.usual_value}"
@@ -76,7 +76,7 @@ def first_unlike_item(first: Sequence[Any], second: Sequence[Any]) -> int:
 
 def first_difference(
     usual: tuple[int, Any], other: tuple[int, Any], *, absent: str | None = None, field: str = ""
-) -> Difference:
+) -> RankDifference:
     """Returns the first difference of two JSON values that differ, as deep as both have the same structure.
 
     Args:
@@ -87,16 +87,16 @@ def first_difference(
         field: path of the values.
 
     >>> first_difference((0, {"seed": 1, "size": [5, 6]}), (2, {"seed": 1, "size": [5, 7]}))
-    Difference(rank=2, usual_rank=0, field='size[1]', value=7, usual_value=6)
+    RankDifference(rank=2, usual_rank=0, field='size[1]', value=7, usual_value=6)
     """
     (usual_rank, usual_value), (rank, value) = usual, other
     for step, one, another in _fields_of(usual_value, value, absent, field):
         if one != another:
             return first_difference((usual_rank, one), (rank, another), absent=absent, field=step)
-    return Difference(rank, usual_rank, field, value, usual_value)
+    return RankDifference(rank, usual_rank, field, value, usual_value)
 
 
-def difference_of(values: Mapping[int, Any], *, absent: str | None = None) -> Difference | None:
+def difference_of(values: Mapping[int, Any], *, absent: str | None = None) -> RankDifference | None:
     """Returns the first difference between the usual one of these JSON values and the first other one; None if none.
 
     Args:
@@ -116,7 +116,7 @@ def difference_of(values: Mapping[int, Any], *, absent: str | None = None) -> Di
 
 def find_difference(
     group: Group, digests: Sequence[Hashable], value: Any, *, absent: str | None = None
-) -> Difference | None:
+) -> RankDifference | None:
     """Collective over `group` if the ranks differ: returns the first difference, the same on all ranks; None if none.
 
     Args:

@@ -18,7 +18,7 @@ _SAME_CALLS: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class RankFailure:
     """Failure of one rank."""
 
     rank: int
@@ -36,7 +36,7 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RendezvousOutcome:
     """Outcome of a rendezvous, the same on all ranks."""
 
     value: Any = None
@@ -100,7 +100,7 @@ def describe_cause(error: BaseException) -> str:
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 
-def describe_failures(what: str, failures: Sequence[Failure], *, total: int) -> str:
+def describe_failures(what: str, failures: Sequence[RankFailure], *, total: int) -> str:
     """Formats the failures of a step, in rank order; ranks with the same cause are listed together.
 
     Args:
@@ -108,7 +108,7 @@ def describe_failures(what: str, failures: Sequence[Failure], *, total: int) -> 
         failures: failures whose cause is known.
         total: number of ranks that failed, at least the length of `failures`.
 
-    >>> describe_failures("building", [Failure(3, "OSError: full"), Failure(0, "OSError: full")], total=2)
+    >>> describe_failures("building", [RankFailure(3, "OSError: full"), RankFailure(0, "OSError: full")], total=2)
     'building: rank 0 and rank 3: OSError: full'
     """
     by_cause: dict[str, list[int]] = {}

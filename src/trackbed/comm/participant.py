@@ -283,17 +283,17 @@ class Participant:
         """Reads the record of each rank; None for a rank that has not written one yet."""
         keys = self._keys()
         if self.store.has(keys):
-            found: dict[int, RankRecord | None] = dict(enumerate(self.read_all()))
+            records: dict[int, RankRecord | None] = dict(enumerate(self.read_all()))
         else:
-            found = {
+            records = {
                 rank: RankRecord.parse(self.store.get(key)) if self.store.has([key]) else None
                 for rank, key in enumerate(keys)
             }
-        there = {rank for rank, record in found.items() if record is not None}
+        there = {rank for rank, record in records.items() if record is not None}
         if self._seen - there:
             raise StoreTampered(f"{_key(min(self._seen - there))!r} must be there, but is gone")
         self._seen |= there
-        return found
+        return records
 
     def _keys(self) -> list[str]:
         return [_key(rank) for rank in range(self.size)]

@@ -33,8 +33,8 @@ from typing import Final, Self, TypeVar
 from trackbed.cancellation import check_wait
 from trackbed.comm.crossed_waits import CHECK_SECONDS, CrossedWaits, Operation, Wait, begin_wait
 from trackbed.comm.outcomes import (
-    Failure,
-    Outcome,
+    RankFailure,
+    RendezvousOutcome,
     describe_cause,
     describe_ended,
     describe_failures,
@@ -50,7 +50,7 @@ from trackbed.errors import CollectiveError
 
 logger = logging.getLogger(__name__)
 
-Conclude = Callable[[Sequence[RankRecord]], Outcome]
+Conclude = Callable[[Sequence[RankRecord]], RendezvousOutcome]
 """Computes the outcome from all ranks' records, in rank order; called on the last rank to arrive if none failed."""
 
 _GRACE_SECONDS: Final = 0.5
@@ -70,7 +70,7 @@ _LAST: Final = 1 << 62
 """More than the number of any rendezvous inside another one."""
 
 
-def publish_outcome(store: Store, rendezvous: str, outcome: Outcome) -> Outcome:
+def publish_outcome(store: Store, rendezvous: str, outcome: RendezvousOutcome) -> RendezvousOutcome:
     """Ends a rendezvous with an outcome, unless it has already ended. Returns the outcome that holds."""
     try:
         # The first one decides. Two ranks may end a rendezvous at the same moment: the last to arrive, and one that
@@ -78,7 +78,7 @@ def publish_outcome(store: Store, rendezvous: str, outcome: Outcome) -> Outcome:
         held = store.set_first(f"{rendezvous}/outcome", outcome.encode())
     finally:
         store.set(f"{rendezvous}/flag", b"")  # so that all ranks read the stored outcome, valid or not
-    return Outcome.decode(held)
+    return RendezvousOutcome.decode(held)
 
 
 class Rendezvous:
@@ -126,10 +126,10 @@ class Rendezvous:
                 cause = f"{cause}; {describe_ended(ended)}"
             # Before the flag: whoever sees the flag may sum up the failures at once, and would find one without a
             # cause.
-            store.set(key, Failure(self.participant.rank, cause).encode())
+            store.set(key, RankFailure(self.participant.rank, cause).encode())
         store.set(self._key("flag"), b"")
 
-    def arrive_and_wait(self) -> Outcome:
+    def arrive_and_wait(self) -> RendezvousOutcome:
         """Arrives, waits until the rendezvous has ended, and returns its outcome, which is the same on all ranks."""
         operation = Operation(
             self.participant.domain, _position_of(self.name), self.operation, self.participant.job_ranks
@@ -142,7 +142,7 @@ class Rendezvous:
         self.flag.wait(min(_FLAG_SECONDS, self.participant.timeout_seconds))
         return outcome
 
-    def leave(self, outcome: Outcome) -> None:
+    def leave(self, outcome: RendezvousOutcome) -> None:
         """Leaves: the process that hosts the store may end once all ranks have made their last request."""
         # A rank that was stopped has yet to reach the end of the enclosing step.
         if self.participant.store_host is not None and not outcome.is_stop:
@@ -151,7 +151,7 @@ class Rendezvous:
                 num_readers=outcome.num_readers or self.participant.size,
             )
 
-    def leave_after_tampering(self, outcome: Outcome, *, next_rendezvous: str) -> None:
+    def leave_after_tampering(self, outcome: RendezvousOutcome, *, next_rendezvous: str) -> None:
         """Publishes, here and at the next rendezvous, why this rank arrives no more, as far as the store allows."""
         for name in (self.name, next_rendezvous):
             with contextlib.suppress(StoreUnreachable):
@@ -165,7 +165,7 @@ class Rendezvous:
         self.participant.arrive(self.name, self.arrival)
         return self.participant.store.add(self._key("count"), 1 if self._failure_order is None else _ONE_FAILED + 1)
 
-    def _wait(self, count: int, wait: Wait) -> Outcome:
+    def _wait(self, count: int, wait: Wait) -> RendezvousOutcome:
         num_failed, num_arrived = divmod(count, _ONE_FAILED)
         if not 1 <= num_arrived <= self.participant.size:
             raise StoreTampered(f"{self._key('count')!r} must be in [1, {self.participant.size}], but is {num_arrived}")
@@ -177,7 +177,7 @@ class Rendezvous:
             return self._read_outcome(_GRACE_SECONDS)
         return self._wait_for_flag(Watchdog(self.participant, self.name, is_active=num_arrived == 1), wait)
 
-    def _wait_for_flag(self, watchdog: Watchdog, wait: Wait) -> Outcome:
+    def _wait_for_flag(self, watchdog: Watchdog, wait: Wait) -> RendezvousOutcome:
         is_warned = False
         look_seconds = _FIRST_LOOK_SECONDS
         look_at = time.monotonic() + look_seconds
@@ -195,12 +195,14 @@ class Rendezvous:
             if lost and not self.flag.wait(_LAST_WORDS_SECONDS):
                 words = f"{self.operation}: {describe_ended(lost)}"
                 num_readers = self.participant.size - len(self.participant.peers.ended())
-                return self.publish_outcome(Outcome(error=words, is_broken=True, num_readers=num_readers))
+                return self.publish_outcome(RendezvousOutcome(error=words, is_broken=True, num_readers=num_readers))
             missing = watchdog.check()
             if missing is not None:
                 seconds = self.participant.timeout_seconds
                 words = describe_silence(self.what, missing=missing.silent, waiting=missing.waiting, seconds=seconds)
-                return self.publish_outcome(Outcome(error=words, is_broken=True, num_readers=len(missing.waiting)))
+                return self.publish_outcome(
+                    RendezvousOutcome(error=words, is_broken=True, num_readers=len(missing.waiting))
+                )
             if watchdog.late and not is_warned:
                 is_warned = True
                 logger.warning("%s", describe_late(self.what, late=watchdog.late, rank=self.participant.rank))
@@ -216,36 +218,36 @@ class Rendezvous:
         arrived = {rank for rank, record in records.items() if record is not None and record.rendezvous == self.name}
         return {rank: process for rank, process in ended.items() if rank not in arrived}
 
-    def _read_outcome(self, wait_seconds: float) -> Outcome:
+    def _read_outcome(self, wait_seconds: float) -> RendezvousOutcome:
         """Reads the outcome; if there is none after `wait_seconds`, publishes one that sums up the failures."""
         store = self.participant.store
         key = self._key("outcome")
         if store.has([key]) or store.watch(key).wait(wait_seconds):
-            return Outcome.decode(store.get(key))
+            return RendezvousOutcome.decode(store.get(key))
         return self.publish_outcome(self._sum_up_failures())
 
-    def publish_outcome(self, outcome: Outcome) -> Outcome:
+    def publish_outcome(self, outcome: RendezvousOutcome) -> RendezvousOutcome:
         """Ends the rendezvous with an outcome, unless it has already ended. Returns the outcome that holds."""
         return publish_outcome(self.participant.store, self.name, outcome)
 
-    def _conclude_records(self) -> Outcome:
+    def _conclude_records(self) -> RendezvousOutcome:
         """Computes the outcome where no rank has reported a failure."""
         try:
             records = self.participant.read_all()
             _check_arrivals(self.name, records)
             difference = describe_operations({rank: record.operation for rank, record in enumerate(records)})
-            return self._conclude(records) if difference is None else Outcome(error=difference)
+            return self._conclude(records) if difference is None else RendezvousOutcome(error=difference)
         except StoreTampered as error:
-            return Outcome(error=describe_tampering(self.what, error), is_broken=True)
+            return RendezvousOutcome(error=describe_tampering(self.what, error), is_broken=True)
 
-    def _sum_up_failures(self) -> Outcome:
+    def _sum_up_failures(self) -> RendezvousOutcome:
         store = self.participant.store
         total = store.add(self._key("failures"), 0)
         if not 1 <= total <= self.participant.size:
             raise StoreTampered(f"{self._key('outcome')!r} must be there unless a rank has failed, but is gone")
         keys = [self._key(f"failure/{order}") for order in range(1, min(total, _MAX_REPORTED_FAILURES) + 1)]
-        failures = [Failure.decode(store.get(key)) for key in keys if store.has([key])]
-        return Outcome(error=describe_failures(self.what, failures, total=total))
+        failures = [RankFailure.decode(store.get(key)) for key in keys if store.has([key])]
+        return RendezvousOutcome(error=describe_failures(self.what, failures, total=total))
 
     def _linger(self, wait_seconds: float, *, num_readers: int) -> None:
         """Waits, in the process that hosts the store, until all other ranks have read the outcome and tidied up."""

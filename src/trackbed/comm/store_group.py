@@ -16,8 +16,8 @@ import orjson
 from trackbed.comm.difference import describe_difference
 from trackbed.comm.group import Step, check_child_name, check_source
 from trackbed.comm.outcomes import (
-    Failure,
-    Outcome,
+    RankFailure,
+    RendezvousOutcome,
     describe_cause,
     describe_ended,
     describe_failures,
@@ -95,7 +95,7 @@ class StoreGroup:
 
     @contextlib.contextmanager
     def _step(self, what: str, max_heartbeat_gap_seconds: float) -> Iterator[Step]:
-        with self._rendezvous(what, lambda _: Outcome()) as rendezvous:
+        with self._rendezvous(what, lambda _: RendezvousOutcome()) as rendezvous:
             yield SharedStep(rendezvous, max_heartbeat_gap_seconds=max_heartbeat_gap_seconds)
 
     def all_gather(self, value: Any) -> list[Any]:
@@ -119,7 +119,7 @@ class StoreGroup:
 
     def barrier(self) -> None:
         """Collective over the group: returns once every rank has arrived. See `Group`."""
-        self._exchange("barrier", lambda: b"null", lambda _: Outcome())
+        self._exchange("barrier", lambda: b"null", lambda _: RendezvousOutcome())
 
     def counter(self, name: str) -> Callable[[], int]:
         """Creates a counter shared by all ranks, which starts at 0. See `Group`."""
@@ -190,10 +190,12 @@ class StoreGroup:
         if self._broken is None:
             self._broken = f"rank {self.rank} {reason}"
             with contextlib.suppress(StoreUnreachable):
-                publish_outcome(self._participant.store, self._next_name(), Outcome(error=self._broken, is_broken=True))
+                publish_outcome(
+                    self._participant.store, self._next_name(), RendezvousOutcome(error=self._broken, is_broken=True)
+                )
 
     def _exchange(self, what: str, write: Callable[[], bytes], conclude: Conclude) -> Any:
-        outcomes: list[Outcome] = []
+        outcomes: list[RendezvousOutcome] = []
         with self._rendezvous(what, conclude, outcomes.append) as rendezvous:
             rendezvous.arrival = Arrival(value=write())
         return outcomes[0].value
@@ -203,7 +205,7 @@ class StoreGroup:
         self,
         what: str,
         conclude: Conclude,
-        observe: Callable[[Outcome], object] = lambda _: None,
+        observe: Callable[[RendezvousOutcome], object] = lambda _: None,
     ) -> Iterator[Rendezvous]:
         """Holds a rendezvous that opens before the block and ends when all ranks have left theirs."""
         rendezvous = self._open(what, conclude)
@@ -243,7 +245,7 @@ class StoreGroup:
             self._broken = self._describe_unreachable(what, error)
             raise CollectiveError(self._broken) from None
 
-    def _close(self, rendezvous: Rendezvous, cause: BaseException | None) -> Outcome:
+    def _close(self, rendezvous: Rendezvous, cause: BaseException | None) -> RendezvousOutcome:
         # The rendezvous inside this one to which this rank does not come, and where the others may wait.
         inner = self._next_name()
         self._open_rendezvous.pop()
@@ -256,9 +258,9 @@ class StoreGroup:
                 outcome = self._arrive_and_leave(rendezvous, cause, inner)
             else:
                 # A rendezvous inside the step broke the group. Ranks that were not there still have to be notified.
-                outcome = self._publish_again(rendezvous, Outcome(error=self._broken, is_broken=True))
+                outcome = self._publish_again(rendezvous, RendezvousOutcome(error=self._broken, is_broken=True))
         except StoreUnreachable as error:
-            outcome = Outcome(error=self._describe_unreachable(rendezvous.what, error), is_broken=True)
+            outcome = RendezvousOutcome(error=self._describe_unreachable(rendezvous.what, error), is_broken=True)
             if isinstance(error, StoreTampered):
                 # Other ranks may have read an outcome before it was changed, and wait at the next rendezvous.
                 rendezvous.leave_after_tampering(outcome, next_rendezvous=self._next_name())
@@ -270,7 +272,7 @@ class StoreGroup:
             self._broken = outcome.error
         return outcome
 
-    def _publish_again(self, rendezvous: Rendezvous, outcome: Outcome) -> Outcome:
+    def _publish_again(self, rendezvous: Rendezvous, outcome: RendezvousOutcome) -> RendezvousOutcome:
         """Ends a rendezvous with an outcome that ranks know, whose store may be gone with the first of them to end."""
         try:
             return rendezvous.publish_outcome(outcome)
@@ -279,7 +281,7 @@ class StoreGroup:
         except StoreUnreachable:
             return outcome
 
-    def _arrive_and_leave(self, rendezvous: Rendezvous, cause: BaseException | None, inner: str) -> Outcome:
+    def _arrive_and_leave(self, rendezvous: Rendezvous, cause: BaseException | None, inner: str) -> RendezvousOutcome:
         if cause is not None:
             self._stop_others(rendezvous, cause, inner)
         with self._taken_lock:
@@ -312,7 +314,7 @@ class StoreGroup:
             rendezvous.fail(CollectiveError(describe_tampering(rendezvous.what, unreachable)))
         elif cause_of(cause, Stopped) is None:
             rendezvous.fail(cause)
-        publish_outcome(rendezvous.participant.store, inner, Outcome(is_stop=True))
+        publish_outcome(rendezvous.participant.store, inner, RendezvousOutcome(is_stop=True))
         rendezvous.keys_to_delete += [f"{inner}/{last}" for last in ("count", "flag", "outcome")]
 
     def _abandon(self, rendezvous: Rendezvous, error: BaseException) -> None:
@@ -323,9 +325,9 @@ class StoreGroup:
                 "it gave up, because a training loop around it has failed, whose error says why: these ranks can hold "
                 "no further step together, so start the program again"
             )
-        failure = describe_failures(rendezvous.what, [Failure(self.rank, cause)], total=1)
+        failure = describe_failures(rendezvous.what, [RankFailure(self.rank, cause)], total=1)
         is_inner = len(self._next_numbers) > 1
-        outcome = Outcome(is_stop=True) if is_inner else Outcome(error=failure, is_broken=True)
+        outcome = RendezvousOutcome(is_stop=True) if is_inner else RendezvousOutcome(error=failure, is_broken=True)
         with contextlib.suppress(StoreUnreachable):
             rendezvous.publish_outcome(outcome)
             publish_outcome(rendezvous.participant.store, self._next_name(), outcome)
@@ -405,12 +407,12 @@ class StoreGroup:
             msg = f"the first outcome must hold the nonce of rank {self.rank}, but holds that of another start"
             error = StoreTampered(msg)
             with contextlib.suppress(StoreUnreachable):
-                outcome = Outcome(error=describe_tampering(what, error), is_broken=True)
+                outcome = RendezvousOutcome(error=describe_tampering(what, error), is_broken=True)
                 publish_outcome(self._participant.store, self._next_name(), outcome)
             raise error
 
 
-def _raise(what: str, outcome: Outcome, cause: BaseException | None) -> None:
+def _raise(what: str, outcome: RendezvousOutcome, cause: BaseException | None) -> None:
     """Raises the error of this rank at the end of a rendezvous, if any; `cause` is the exception of its block."""
     if cause is not None and not isinstance(cause, Exception):
         raise cause
@@ -431,18 +433,18 @@ def _describe_unreachable(what: str, error: StoreUnreachable) -> str:
     return f"{what}: the rendezvous store must answer, but its host (usually rank 0) cannot be reached: {error}"
 
 
-def _gathered(records: Sequence[RankRecord]) -> Outcome:
-    return Outcome(value=[record.value for record in records])
+def _gathered(records: Sequence[RankRecord]) -> RendezvousOutcome:
+    return RendezvousOutcome(value=[record.value for record in records])
 
 
-def _combined(function: Callable[[list[Any]], Any], records: Sequence[RankRecord]) -> Outcome:
-    return Outcome(value=function([record.value for record in records]))
+def _combined(function: Callable[[list[Any]], Any], records: Sequence[RankRecord]) -> RendezvousOutcome:
+    return RendezvousOutcome(value=function([record.value for record in records]))
 
 
-def _read_from(source: int, records: Sequence[RankRecord]) -> Outcome:
-    return Outcome(value=records[source].value)
+def _read_from(source: int, records: Sequence[RankRecord]) -> RendezvousOutcome:
+    return RendezvousOutcome(value=records[source].value)
 
 
-def _compared(what: str, records: Sequence[RankRecord]) -> Outcome:
+def _compared(what: str, records: Sequence[RankRecord]) -> RendezvousOutcome:
     values = [orjson.dumps(record.value, option=orjson.OPT_SORT_KEYS) for record in records]
-    return Outcome(error=describe_difference(what, dict(enumerate(values))))
+    return RendezvousOutcome(error=describe_difference(what, dict(enumerate(values))))

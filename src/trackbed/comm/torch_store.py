@@ -24,7 +24,7 @@ _NOTHING: Final = b"\0nothing is there"
 
 
 @dataclass(frozen=True, slots=True)
-class _Waiter:
+class _WaitingConnection:
     """Connection that carries one wait at a time, and the thread that waits on it."""
 
     worker: Worker
@@ -60,7 +60,7 @@ class TimeoutStore(HostAware):
         self._connect = connect
         self._request_timeout_seconds = request_timeout_seconds
         self._worker = Worker()
-        self._idle: list[_Waiter] = []
+        self._idle: list[_WaitingConnection] = []
         self._losses: list[str] = []
         """Reasons why the host is given up, shared with the stores below."""
 
@@ -105,7 +105,7 @@ class TimeoutStore(HostAware):
 
     def watch(self, key: str) -> "FutureKeyWatch":
         """Creates a watch that fires when `key` exists."""
-        waiter = self._idle.pop() if self._idle else _Waiter(Worker(), [])
+        waiter = self._idle.pop() if self._idle else _WaitingConnection(Worker(), [])
         connect, idle = self._connect, self._idle
 
         def wait() -> None:

@@ -16,7 +16,7 @@ from trackbed.errors import GradientError
 from trackbed.grads.buffer import _ParamAndGradBucket
 from trackbed.grads.collectives import Collectives, Label, SoloCollectives, TorchCollectives, Work, shard_of
 from trackbed.grads.collectives.torch import is_replaced
-from trackbed.grads.config import Options
+from trackbed.grads.config import ReductionOptions
 from trackbed.grads.failure_aware_wait import Waiter
 from trackbed.grads.gradient_check import NormHistory, check_finite, is_judged_large, norm_of
 from trackbed.grads.timeline import BucketObserver
@@ -43,7 +43,7 @@ class _ParamAndGradBucketGroup:
     def __init__(
         self,
         buckets: Sequence[_ParamAndGradBucket],
-        ddp_config: Options,
+        ddp_config: ReductionOptions,
         collective_group: Any,
         collective_group_size: int,
     ) -> None:

@@ -15,7 +15,7 @@ from trackbed.errors import ArgumentError, GradientError
 from trackbed.grads.automatic_reduction import AutomaticReduction, PassState, lacked_by_all
 from trackbed.grads.collectives import Collectives, Label, SharedMemoryCollectives, TorchCollectives
 from trackbed.grads.collectives.protocol import EXCHANGES, LEFT, MAX_NUMBERS, NO_LABEL
-from trackbed.grads.config import Options
+from trackbed.grads.config import ReductionOptions
 from trackbed.grads.failure_aware_wait import end_stuck, freed_from_failures
 from trackbed.grads.hooks import backward_hook, hooks_around_states, register_backward_hook, watch_steps
 from trackbed.grads.issue_order import IssueOrder, StepCheck
@@ -57,7 +57,7 @@ class GradientEngine(WrappedModel):
     def __init__(
         self,
         module: object,
-        config: Options,
+        config: ReductionOptions,
         groups: ProcessGroups,
         *,
         disable_bucketing: bool = False,

@@ -16,7 +16,7 @@ from trackbed.errors import ArgumentError, CollectiveError, GradientError
 from trackbed.grads.buffer import _ParamAndGradBuffer, dims_in_memory, fills_memory
 from trackbed.grads.collectives import Collectives, SharedMemoryCollectives, SoloCollectives, TorchCollectives
 from trackbed.grads.collectives.protocol import SUMMABLE
-from trackbed.grads.config import Options
+from trackbed.grads.config import ReductionOptions
 from trackbed.grads.failure_aware_wait import Waiter
 from trackbed.grads.parameter_set import is_expert
 
@@ -85,7 +85,7 @@ def _group_of(process_group: Any) -> Any:
 logger = logging.getLogger(__name__)
 
 
-def describe_options(config: Options, **more: Any) -> list[str]:
+def describe_options(config: ReductionOptions, **more: Any) -> list[str]:
     """One line for each option that must be the same on all ranks."""
     own = vars(config)
     return [f"option {name} = {value!r}" for name, value in (own | more).items()]
@@ -143,7 +143,9 @@ def agree(group: Group, lines: Sequence[str], *, may_differ: Sequence[str] = ())
     return len({digest for _, digest in pairs}) == 1
 
 
-def connect(process_group: Any, group: Group, buffers: Sequence[_ParamAndGradBuffer], config: Options) -> Collectives:
+def connect(
+    process_group: Any, group: Group, buffers: Sequence[_ParamAndGradBuffer], config: ReductionOptions
+) -> Collectives:
     """Collective over `group`: chooses the collectives for some buffers, the same on all ranks.
 
     Args:
@@ -179,7 +181,7 @@ def connect(process_group: Any, group: Group, buffers: Sequence[_ParamAndGradBuf
     )
 
 
-def _why_not_shared(buffers: Sequence[_ParamAndGradBuffer], config: Options) -> str | None:
+def _why_not_shared(buffers: Sequence[_ParamAndGradBuffer], config: ReductionOptions) -> str | None:
     """Reason why buffers cannot be reduced in shared memory; None if they can."""
     if config.num_distributed_optimizer_instances > 1:
         return "the optimizer has several instances"

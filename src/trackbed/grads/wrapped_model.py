@@ -11,7 +11,7 @@ from trackbed.errors import ArgumentError
 from trackbed.grads.bucket_group import _ParamAndGradBucketGroup
 from trackbed.grads.buffer import _ParamAndGradBuffer, turned_like
 from trackbed.grads.collectives import Collectives
-from trackbed.grads.config import DistributedDataParallelConfig, Options, check_options, with_bucket_size
+from trackbed.grads.config import DistributedDataParallelConfig, ReductionOptions, check_options, with_bucket_size
 from trackbed.grads.failure_aware_wait import Waiter
 from trackbed.grads.model_agreement import (
     ProcessGroups,
@@ -58,7 +58,7 @@ class WrappedModel(Owner):
     def __init__(
         self,
         module: object,
-        config: Options,
+        config: ReductionOptions,
         groups: ProcessGroups,
         *,
         disable_bucketing: bool,
@@ -98,7 +98,7 @@ class WrappedModel(Owner):
         """All buffers: those of dense parameters, then those of experts."""
         return self.dense.buffers + self.experts.buffers
 
-    def _check_config(self, config: Options) -> None:
+    def _check_config(self, config: ReductionOptions) -> None:
         if not isinstance(config, DistributedDataParallelConfig):
             kind = type(config)
             raise ArgumentError(
@@ -107,7 +107,7 @@ class WrappedModel(Owner):
             )
         check_options(config)
 
-    def _with_bucket_size(self, config: Options) -> Options:
+    def _with_bucket_size(self, config: ReductionOptions) -> ReductionOptions:
         """Copy of the options with the bucket size that applies."""
         return with_bucket_size(config, self.ranks.size())
 
@@ -323,18 +323,18 @@ def _clusters(placed: list[_Placed]) -> Iterator[list[_Placed]]:
         yield cluster
 
 
-def _share_an_element(one: _Placed, other: _Placed) -> bool:
+def _share_an_element(first: _Placed, second: _Placed) -> bool:
     """True if two tensors do; where their elements do not lie alike, if their ranges of bytes intersect."""
-    if one.stop <= other.start or other.stop <= one.start:
+    if first.stop <= second.start or second.stop <= first.start:
         return False
-    start, stop = min(one.start, other.start), max(one.stop, other.stop)
-    size = one.tensor.element_size()
-    if other.tensor.element_size() != size or (one.start - other.start) % size:
+    start, stop = min(first.start, second.start), max(first.stop, second.stop)
+    size = first.tensor.element_size()
+    if second.tensor.element_size() != size or (first.start - second.start) % size:
         return True
     is_used = torch.zeros((stop - start) // size, dtype=torch.bool, device="cpu")
     views = [
         is_used.as_strided(each.tensor.shape, each.tensor.stride(), (each.start - start) // size)
-        for each in (one, other)
+        for each in (first, second)
     ]
     views[0].fill_(1)
     return bool(views[1].any())

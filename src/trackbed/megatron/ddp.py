@@ -11,7 +11,7 @@ import torch
 from trackbed.comm import Group
 from trackbed.errors import GradientError
 from trackbed.grads.collectives.protocol import TOKENS
-from trackbed.grads.config import Options, with_bucket_size
+from trackbed.grads.config import ReductionOptions, with_bucket_size
 from trackbed.grads.ddp import DistributedDataParallel as DataParallel
 from trackbed.grads.engine import GradientEngine
 from trackbed.grads.model_agreement import ProcessGroups
@@ -80,7 +80,7 @@ class MegatronEngine(GradientEngine):
     def _check_config(self, config: object) -> None:
         check_options(config)
 
-    def _with_bucket_size(self, config: Options) -> Options:
+    def _with_bucket_size(self, config: ReductionOptions) -> ReductionOptions:
         return with_bucket_size(config, self._named_groups.dp_group.size())
 
     def _has_one_bucket(self, *, disable_bucketing: bool) -> bool:

@@ -18,7 +18,7 @@ from trackbed.grads.hooks import watch_steps
 from trackbed.grads.parameter_set import is_expert, name_in_module
 from trackbed.optim.loss_scale import LossScale, is_number
 from trackbed.optim.norm import SquareSum
-from trackbed.optim.pieces import Copies, Piece, is_low_precision, owned_gradients, pieces_of, shared_gradients
+from trackbed.optim.pieces import Copies, ParamPiece, is_low_precision, owned_gradients, pieces_of, shared_gradients
 from trackbed.optim.state import OptimizerState
 from trackbed.optim.state_parts import State, StatePart
 from trackbed.optim.torch_optimizers import TorchOptimizers, check_elementwise
@@ -99,7 +99,7 @@ class DataParallelOptimizer:
             ]
             for of_experts in (False, True)
         }
-        self._pieces: list[Piece] = []
+        self._pieces: list[ParamPiece] = []
         before = self._torchs.states()
         others = self._torchs.other_states()
         for group in self._torchs.groups:
@@ -363,7 +363,7 @@ class DataParallelOptimizer:
                     )
 
 
-def _gradient_of(piece: Piece, factors: list[float]) -> torch.Tensor:
+def _gradient_of(piece: ParamPiece, factors: list[float]) -> torch.Tensor:
     """Gradient of a piece, in the type of its main parameter."""
     gradient = piece.gradient
     if gradient.dtype != piece.main.dtype:

@@ -10,7 +10,7 @@ from trackbed.errors import ArgumentError
 from trackbed.grads.engine import GradientEngine
 from trackbed.grads.parameter_set import is_expert, name_in_module
 from trackbed.optim.loss_scale import LossScale
-from trackbed.optim.pieces import Copies, Piece, is_low_precision
+from trackbed.optim.pieces import Copies, ParamPiece, is_low_precision
 from trackbed.optim.state_check import (
     by_name,
     check_options,
@@ -62,7 +62,7 @@ class OptimizerState:
         self,
         engine: GradientEngine,
         torchs: TorchOptimizers,
-        pieces: Sequence[Piece],
+        pieces: Sequence[ParamPiece],
         copies: Copies,
         loss_scale: LossScale,
         group_names: list[list[str]],
@@ -86,15 +86,15 @@ class OptimizerState:
 
     def split(self) -> tuple[dict[str, Any], list[StatePart]]:
         """Collective over the ranks: see `DataParallelOptimizer.split_state_dict`."""
-        own = self._parts()
-        gathered = self._gathered([part if part.span is None else part.without_elements() for part in own])
+        own_parts = self._parts()
+        gathered = self._gathered([part if part.span is None else part.without_elements() for part in own_parts])
         check_covered(gathered, self._params)
         divided: dict[str, dict[str, str]] = {}
         for part in gathered:
             if part.span is not None:
                 divided.setdefault(part.name, {})[part.key] = str(part.value.dtype).removeprefix("torch.")
         whole = assemble([part for part in gathered if part.span is None], self._params)
-        return self._described(whole) | {"divided": divided}, [part for part in own if part.span is not None]
+        return self._described(whole) | {"divided": divided}, [part for part in own_parts if part.span is not None]
 
     def spans(self) -> dict[str, tuple[int, int]]:
         """First element of each parameter that this rank updates, and the element after its last one."""

@@ -11,7 +11,7 @@ from trackbed.errors import ArgumentError
 from trackbed.grads.buffer import arranged_like
 from trackbed.grads.parameter_set import name_in_module
 from trackbed.kernels.integers import is_integer
-from trackbed.optim.pieces import Piece, is_low_precision
+from trackbed.optim.pieces import ParamPiece, is_low_precision
 from trackbed.optim.state_parts import CLASSES, MAIN, OTHERS, WHERE, State
 
 logger = logging.getLogger(__name__)
@@ -264,7 +264,7 @@ def check_types(
         )
 
 
-def fitted(piece: Piece, state: Mapping[str, Any], expected: Mapping[str, torch.Tensor]) -> State:
+def fitted(piece: ParamPiece, state: Mapping[str, Any], expected: Mapping[str, torch.Tensor]) -> State:
     """Returns copies of the tensors of a state with type, device and strides as the optimizer of a piece has them."""
     return {
         key: _fitted(value, expected.get(key), piece, is_of_shape=value.shape == piece.main.shape and key != "step")
@@ -284,7 +284,7 @@ def _type_of(value: torch.Tensor, like: torch.Tensor | None, param: torch.Tensor
     return value.dtype
 
 
-def _fitted(value: torch.Tensor, like: torch.Tensor | None, piece: Piece, *, is_of_shape: bool) -> torch.Tensor:
+def _fitted(value: torch.Tensor, like: torch.Tensor | None, piece: ParamPiece, *, is_of_shape: bool) -> torch.Tensor:
     target = _type_of(value, like, piece.param)
     if not is_of_shape:
         return value.to(target, copy=True)

@@ -123,16 +123,16 @@ def _first_of_fused_sgd(optimizer: Optimizer) -> set[torch.Tensor]:
 
     torch's kernel takes all or none of a group. It fails where a parameter gets its first gradient later than others.
     """
-    found: set[torch.Tensor] = set()
+    without_momentum: set[torch.Tensor] = set()
     if not isinstance(optimizer, torch.optim.SGD):
-        return found
+        return without_momentum
     for group in optimizer.param_groups:
         if group.get("fused") and group["momentum"]:
             tensors = [tensor for tensor in group["params"] if tensor.grad is not None]
             first = [one for one in tensors if optimizer.state.get(one, {}).get("momentum_buffer") is None]
             if 0 < len(first) < len(tensors):
-                found.update(first)
-    return found
+                without_momentum.update(first)
+    return without_momentum
 
 
 def place_steps(optimizer: torch.optim.Optimizer) -> None:

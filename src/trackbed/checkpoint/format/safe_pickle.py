@@ -174,8 +174,8 @@ def torch_bytes(value: Any, where: str, *, writes_storages: bool = False) -> byt
     """
     stream = BytesIO()
     try:
-        found = survey(value)
-        copies = {} if writes_storages else own_memory(found.tensors, found.storages)
+        surveyed = survey(value)
+        copies = {} if writes_storages else own_memory(surveyed.tensors, surveyed.storages)
         torch.save(value, stream, pickle_module=pickle_module(copies))
         loaded = load_torch_item(stream.getbuffer(), where, checks_members=False)
     except RefusedError as error:
@@ -184,7 +184,7 @@ def torch_bytes(value: Any, where: str, *, writes_storages: bool = False) -> byt
         raise CheckpointError(
             refusal(value, where) or f"{where}: must be a value that can be pickled, but: {error}"
         ) from (None if isinstance(error, CheckpointError) else error)
-    if found.has_own_classes and place_of_change(value, loaded) is not None:
+    if surveyed.has_own_classes and place_of_change(value, loaded) is not None:
         raise CheckpointError(refusal(value, where) or f"{where}: must come back as it is, but does not")
     return stream.getvalue()
 

@@ -159,14 +159,16 @@ class BoxReader:
                 f"{where}: must be written by torch.save, but the file is in the format of safetensors: read it with "
                 "safetensors.torch.load_file, or save with SerializationFormat.TORCH_SAVE, the default"
             )
-        found = load_torch_item(content, where)
-        wanted = self._catalogue.tensors[key].dtype, size
-        if not isinstance(found, torch.Tensor) or (found.dtype, tuple(found.shape)) != wanted:
-            what = f"{found.dtype} {tuple(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__name__
-            raise CheckpointError(
-                f"{where}: must be a tensor of {wanted[0]} {wanted[1]}, but is {what}: the file is damaged"
+        tensor = load_torch_item(content, where)
+        described = self._catalogue.tensors[key].dtype, size
+        if not isinstance(tensor, torch.Tensor) or (tensor.dtype, tuple(tensor.shape)) != described:
+            what = (
+                f"{tensor.dtype} {tuple(tensor.shape)}" if isinstance(tensor, torch.Tensor) else type(tensor).__name__
             )
-        return found
+            raise CheckpointError(
+                f"{where}: must be a tensor of {described[0]} {described[1]}, but is {what}: the file is damaged"
+            )
+        return tensor
 
     def _stage(self, num_bytes: int) -> torch.Tensor:
         if len(self._staging) < num_bytes:
@@ -284,7 +286,7 @@ _POLL_SECONDS: Final = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class BoxToFill:
     """Tensor that is to be filled from a place of a stored tensor, with all axes of that one."""
 
     key: str
@@ -292,7 +294,7 @@ class Place:
     first: tuple[int, ...]
 
 
-def read_places(places: Iterable[Place], folder: Path, catalogue: Catalogue, poll: Callable[[], None]) -> None:
+def fill_boxes(places: Iterable[BoxToFill], folder: Path, catalogue: Catalogue, poll: Callable[[], None]) -> None:
     """Fills tensors, large ones in pieces, with as many threads as this process has cores, up to four.
 
     Args:
@@ -329,7 +331,7 @@ def read_places(places: Iterable[Place], folder: Path, catalogue: Catalogue, pol
             is_over.set()
 
 
-def _gpus_of(places: Iterable[Place]) -> set[torch.device]:
+def _gpus_of(places: Iterable[BoxToFill]) -> set[torch.device]:
     return {place.box.device for place in places if place.box.device.type == "cuda"}
 
 
@@ -342,15 +344,15 @@ def _on_streams(streams: Iterable[torch.cuda.Stream]) -> Iterator[None]:
         yield
 
 
-def _pieces(place: Place) -> Iterable[Place]:
-    if place.box.nbytes <= _PIECE_BYTES:
-        return [place]
-    pieces = cut_box((0,) * place.box.ndim, tuple(place.box.shape), place.box.itemsize, _PIECE_BYTES)
+def _pieces(target: BoxToFill) -> Iterable[BoxToFill]:
+    if target.box.nbytes <= _PIECE_BYTES:
+        return [target]
+    pieces = cut_box((0,) * target.box.ndim, tuple(target.box.shape), target.box.itemsize, _PIECE_BYTES)
     return [
-        Place(
-            place.key,
-            place.box[tuple(slice(low, low + size) for low, size in zip(first, shape, strict=True))],
-            tuple(low + start for low, start in zip(first, place.first, strict=True)),
+        BoxToFill(
+            target.key,
+            target.box[tuple(slice(low, low + size) for low, size in zip(first, shape, strict=True))],
+            tuple(low + start for low, start in zip(first, target.first, strict=True)),
         )
         for first, shape in pieces
     ]

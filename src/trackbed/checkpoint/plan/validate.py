@@ -414,16 +414,16 @@ def _check_group(key: str, group: list[tuple[Shard, str]], rank: int) -> None:
 def _overlaps(boxes: list[tuple[Box, str]]) -> Iterator[tuple[Box, str, str]]:
     """Yields common elements of two boxes, and the places of both."""
     seen: dict[Box, str] = {}
-    for box, place in boxes:
+    for box, path in boxes:
         if box in seen:
-            yield box, seen[box], place
-        seen[box] = place
+            yield box, seen[box], path
+        seen[box] = path
     if len(boxes) > _MOST_COMPARED:
         return
-    for (box, place), (other, elsewhere) in combinations(boxes, 2):
+    for (box, path), (other, other_path) in combinations(boxes, 2):
         common = tuple((max(one[0], two[0]), min(one[1], two[1])) for one, two in zip(box, other, strict=True))
         if all(start < stop for start, stop in common):
-            yield common, place, elsewhere
+            yield common, path, other_path
 
 
 def _box_of(shard: Shard) -> Box:

@@ -113,12 +113,12 @@ def _digest(value: Any, poll: Callable[[], None]) -> int:
     return tensor_digest(value, poll)
 
 
-def check_same(meeting: Meeting, own: PlainTensors, digests: list[bytes]) -> None:
+def check_same(meeting: Meeting, own_tensors: PlainTensors, digests: list[bytes]) -> None:
     """Collective over the ranks: checks that the large plain tensors of all ranks are those of rank 0.
 
     Args:
         meeting: the ranks.
-        own: plain tensors of this rank.
+        own_tensors: plain tensors of this rank.
         digests: their digest on each rank.
 
     Raises:
@@ -127,7 +127,7 @@ def check_same(meeting: Meeting, own: PlainTensors, digests: list[bytes]) -> Non
     if len(set(digests)) == 1:
         return
     # Rare: some ranks have no plain values, small ones of other shapes, or there is an error.
-    of_ranks = [PlainTensors.decode(content) for content in meeting.gather(own.encode())]
+    of_ranks = [PlainTensors.decode(content) for content in meeting.gather(own_tensors.encode())]
     problem = first_lost_tensor(of_ranks)
     if problem is not None:
         raise CheckpointError(problem)

@@ -191,20 +191,20 @@ class ShardedTensor(ShardedBase):
             raise ArgumentError(f"{key}: flattened_range must be None, but is {flattened_range}")
         box = [*([1] * prepend_axis_num), *data.shape]
         places, counts = [0] * len(box), [1] * len(box)
-        for axis, place, count in rank_offsets:
-            if not (0 <= axis < len(box) and 0 <= place < count):
+        for axis, number, count in rank_offsets:
+            if not (0 <= axis < len(box) and 0 <= number < count):
                 raise CheckpointError(
                     f"{key}: rank_offsets must have an axis below {len(box)}, and a place from 0 below the number of "
-                    f"boxes, found {(axis, place, count)}"
+                    f"boxes, found {(axis, number, count)}"
                 )
-            places[axis], counts[axis] = place, count
+            places[axis], counts[axis] = number, count
         return cls(
             key,
             data,
             data.dtype,
             tuple(data.shape),
             tuple(count * size for count, size in zip(counts, box, strict=True)),
-            tuple(place * size for place, size in zip(places, box, strict=True)),
+            tuple(number * size for number, size in zip(places, box, strict=True)),
             tuple(counts),
             replica_id,
             prepend_axis_num,

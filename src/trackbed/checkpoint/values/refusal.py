@@ -229,38 +229,38 @@ def place_of_change(saved: Any, loaded: Any) -> str | None:
     return _difference(saved, loaded, "", set())
 
 
-def _difference(saved: Any, loaded: Any, place: str, seen: set[int]) -> str | None:
+def _difference(saved: Any, loaded: Any, path: str, seen: set[int]) -> str | None:
     if isinstance(saved, torch.Tensor | np.ndarray):
         return None
     if type(saved) is not type(loaded):
-        return place
+        return path
     if id(saved) in seen:
         return None
     if isinstance(saved, Enum):
-        return None if saved is loaded else place
+        return None if saved is loaded else path
     if isinstance(saved, _COMPARED_ATOMS):
-        return None if saved == loaded or (saved != saved and loaded != loaded) else place
+        return None if saved == loaded or (saved != saved and loaded != loaded) else path
     if isinstance(saved, set | frozenset):
         is_same = saved == loaded or sorted(map(repr, saved)) == sorted(map(repr, loaded))  # NaN equals nothing
-        return None if is_same else place
+        return None if is_same else path
     if isinstance(saved, Namespace | SimpleNamespace):
         saved, loaded = vars(saved), vars(loaded)
     if not isinstance(saved, dict | list | tuple | deque):
         return None
     if len(saved) != len(loaded):
-        return place
+        return path
     seen.add(id(saved))
     pairs: Iterable[tuple[Any, Any, Any]]
     if isinstance(saved, dict):
         # Keys are compared in their order, which a pickle keeps.
-        keys = _difference(list(saved), list(loaded), place, seen)
+        keys = _difference(list(saved), list(loaded), path, seen)
         if keys is not None:
             return keys
         pairs = ((key, one, other) for (key, one), other in zip(saved.items(), loaded.values(), strict=True))
     else:
         pairs = ((number, one, other) for number, (one, other) in enumerate(zip(saved, loaded, strict=True)))
     for name, one, other in pairs:
-        found = _difference(one, other, f"{place}.{printable(name)}" if place else printable(name), seen)
+        found = _difference(one, other, f"{path}.{printable(name)}" if path else printable(name), seen)
         if found is not None:
             return found
     return None

@@ -196,21 +196,21 @@ _PLACES: Final = {
 }
 
 
-def check_places(own: int, places: Sequence[tuple[str, Label]]) -> None:
+def check_places(own_rank: int, places: Sequence[tuple[str, Label]]) -> None:
     """Checks that all ranks are at the same operation.
 
     Args:
-        own: number of this rank.
+        own_rank: number of this rank.
         places: kind and label of the operation of each rank.
 
     Raises:
         CollectiveError: they are not; the message has the first rank that is at another one than this rank.
     """
     for rank, place in enumerate(places):
-        if place != places[own]:
+        if place != places[own_rank]:
             raise CollectiveError(
                 f"gradients: all ranks must be at the same operation, but {_describe(rank, *place)} and "
-                f"{_describe(own, *places[own])}"
+                f"{_describe(own_rank, *places[own_rank])}"
             )
 
 

@@ -203,7 +203,7 @@ def debug_time(
         threshold: number of seconds below which nothing is logged.
         level: level of the message; by default WARNING with a threshold, else DEBUG.
     """
-    with logger_stack(name, logger) as (names, found):
+    with logger_stack(name, logger) as (names, inner_logger):
         start = time.time()
         try:
             yield
@@ -211,7 +211,7 @@ def debug_time(
             seconds = time.time() - start
             if seconds >= threshold:
                 default = logging.DEBUG if threshold == float("-inf") else logging.WARNING
-                found.log(default if level is None else level, "%s took %.4fs", names, seconds)
+                inner_logger.log(default if level is None else level, "%s took %.4fs", names, seconds)
 
 
 def debug_msg(msg: str) -> None:

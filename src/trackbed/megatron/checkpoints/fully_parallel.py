@@ -303,18 +303,22 @@ class FullyParallelLoadStrategyWrapper(LoadShardedStrategy):
         self.base_strategy.check_version_compatibility(loaded_version)
 
 
-def _without_main_replica(own: Mapping[ShardId, Any], others: Mapping[ShardId, Any], meeting: Meeting) -> list[ShardId]:
+def _without_main_replica(
+    main_objects: Mapping[ShardId, Any], copied_objects: Mapping[ShardId, Any], meeting: Meeting
+) -> list[ShardId]:
     """Collective over the ranks: names of objects that this rank is to load, as none of them has a main replica.
 
     Args:
-        own: objects of which this rank has the main replica.
-        others: objects of which it has copies.
+        main_objects: objects of which this rank has the main replica.
+        copied_objects: objects of which it has copies.
         meeting: the ranks, which are not all.
     """
-    of_ranks = [pickle.loads(content) for content in meeting.gather(pickle.dumps((set(own), set(others))))]
+    of_ranks = [
+        pickle.loads(content) for content in meeting.gather(pickle.dumps((set(main_objects), set(copied_objects))))
+    ]
     taken = {name for mains, _ in of_ranks for name in mains}
     taken |= {name for _, copies in of_ranks[: meeting.rank] for name in copies}
-    return [name for name in others if name not in taken]
+    return [name for name in copied_objects if name not in taken]
 
 
 def _distribution_of(

@@ -8,7 +8,7 @@ from typing import Any, Final, ParamSpec, TypeVar
 
 from trackbed.checkpoint.folder import COMMON_NAME, commit_checkpoint, target_folder
 from trackbed.checkpoint.format.config_file import CONFIG_NAME, CheckpointingConfig, maybe_load_config
-from trackbed.checkpoint.format.extents import SIDE_NAME, SideFile, StoredFile
+from trackbed.checkpoint.format.extents import SIDE_NAME, FileChecksum, SideFile
 from trackbed.checkpoint.format.safe_pickle import torch_bytes
 from trackbed.checkpoint.ranks import meet
 from trackbed.checkpoint.save import make_partial
@@ -203,7 +203,7 @@ def _describe(partial: Path, contents: dict[str, bytes]) -> None:
     side_path = partial / SIDE_NAME
     if side_path.exists():
         side = SideFile.decode(side_path.read_bytes())
-        files = {name: StoredFile(len(content), crc32(content)) for name, content in contents.items()}
+        files = {name: FileChecksum(len(content), crc32(content)) for name, content in contents.items()}
         side_path.unlink()
         write_new(side_path, SideFile(side.save_id, {**side.files, **files}, side.catalogue).encode())
         names.append(SIDE_NAME)

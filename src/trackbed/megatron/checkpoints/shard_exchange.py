@@ -75,7 +75,7 @@ def distribute_shards_to_ranks(
     loads = [0] * num_ranks
     # Shards of the same ranks share a heap. Its entries may be out of date, but never too high.
     heaps: dict[tuple[int, ...], list[tuple[int, int]]] = {}
-    found = {}
+    rank_of = {}
     for shard in order:
         heap = heaps.setdefault(ranks_of[shard], [])
         if not heap:
@@ -84,9 +84,9 @@ def distribute_shards_to_ranks(
         while load != loads[rank]:
             heapq.heapreplace(heap, (loads[rank], rank))
             load, rank = heap[0]
-        found[shard] = rank
+        rank_of[shard] = rank
         loads[rank] += shard_to_size[shard]
-    return found
+    return rank_of
 
 
 def determine_main_replica_uniform_distribution(
@@ -203,27 +203,27 @@ def exchange_loaded_tensors_broadcast(
     parallelization_group: Any = None,
 ) -> Tensors:
     """Exchanges tensors by one broadcast each. See `exchange_by_distribution`."""
-    found = dict(loaded_tensors)
+    exchanged = dict(loaded_tensors)
     rank, device = dist.get_rank(parallelization_group), device_for(parallelization_group)
     with _series_of_collectives(parallelization_group) as meeting:
         for name, source in _exchanged(shard_distribution):
             if rank == source:
-                tensor = _plain(found[name])
-                found[name] = tensor
+                tensor = _plain(exchanged[name])
+                exchanged[name] = tensor
                 wanted_on = tensor.device
                 tensor = tensor.to(device)
             else:
                 tensor, original = get_empty_tensor_for_exchange(
-                    name, unloaded_shards, shard_distribution.shard_to_metadata, found, device
+                    name, unloaded_shards, shard_distribution.shard_to_metadata, exchanged, device
                 )
                 wanted_on = device if original is None else original
             sent = tensor if tensor.is_contiguous() else tensor.contiguous()
             meeting.wait(dist.broadcast(sent, group=parallelization_group, group_src=source, async_op=True))
             if sent is not tensor and rank != source:
                 tensor.copy_(sent)
-            if rank != source and name in found:
-                _put(found, name, tensor, unloaded_shards[name], wanted_on)
-    return found
+            if rank != source and name in exchanged:
+                _put(exchanged, name, tensor, unloaded_shards[name], wanted_on)
+    return exchanged
 
 
 @torch.no_grad()
@@ -237,7 +237,7 @@ def exchange_loaded_tensors_gather_rounds(
 
     Tensors of a round are padded to one size, which backends such as gloo need.
     """
-    found = dict(loaded_tensors)
+    exchanged = dict(loaded_tensors)
     rank, device = dist.get_rank(parallelization_group), device_for(parallelization_group)
     size = dist.get_world_size(parallelization_group)
     described = shard_distribution.shard_to_metadata
@@ -250,10 +250,10 @@ def exchange_loaded_tensors_gather_rounds(
             for names in zip_longest(*names_of):
                 counts = [0 if name is None else torch.Size(described[name].local_shape).numel() for name in names]
                 buffers = [torch.empty(max(counts), dtype=dtype, device=device) for _ in names]
-                own = names[rank]
-                if own is not None:
-                    found[own] = _plain(found[own])
-                    buffers[rank][: counts[rank]] = found[own].reshape(-1).to(device)
+                own_shard = names[rank]
+                if own_shard is not None:
+                    exchanged[own_shard] = _plain(exchanged[own_shard])
+                    buffers[rank][: counts[rank]] = exchanged[own_shard].reshape(-1).to(device)
                 meeting.wait(
                     dist.all_gather(buffers, buffers[rank].clone(), group=parallelization_group, async_op=True)
                 )
@@ -262,8 +262,8 @@ def exchange_loaded_tensors_gather_rounds(
                         entry = unloaded_shards[name]
                         entry.init_data(device)
                         part = buffers[source][:count].view(tuple(entry.local_shape))
-                        _put(found, name, part, entry, _data_of(entry).device)
-    return found
+                        _put(exchanged, name, part, entry, _data_of(entry).device)
+    return exchanged
 
 
 def exchange_loaded_tensors_gather_object(
@@ -301,15 +301,15 @@ def _series_of_collectives(group: Any) -> Iterator[Meeting]:
 def _gather_disjoint(own: dict[ShardId, Any], group: Any) -> dict[ShardId, Any]:
     with meet_among("load", group) as meeting:
         contents = meeting.gather(pickle.dumps(own), group)
-    found: dict[ShardId, Any] = {}
+    gathered: dict[ShardId, Any] = {}
     for rank, loaded in enumerate(map(pickle.loads, contents)):
-        twice = found.keys() & loaded.keys()
+        twice = gathered.keys() & loaded.keys()
         if twice:
             raise CheckpointError(
                 f"Duplicate shard ids loaded by different ranks: {sorted(twice)[0]}, by rank {rank} and one before it"
             )
-        found |= loaded
-    return found
+        gathered |= loaded
+    return gathered
 
 
 def get_empty_tensor_for_exchange(
@@ -348,16 +348,16 @@ def _data_of(entry: ShardedTensor) -> torch.Tensor:
     return entry.data
 
 
-def _put(found: Tensors, name: ShardId, tensor: torch.Tensor, entry: ShardedTensor, device: Any) -> None:
+def _put(exchanged: Tensors, name: ShardId, tensor: torch.Tensor, entry: ShardedTensor, device: Any) -> None:
     """Adds a tensor that has arrived: in the data of its entry, where that has the type of the tensor."""
     data = _data_of(entry)
     if data is tensor:
-        found[name] = tensor
+        exchanged[name] = tensor
     elif data.dtype == tensor.dtype and not is_float8tensor(data):
         data.copy_(tensor)
-        found[name] = data
+        exchanged[name] = data
     else:
-        found[name] = tensor.to(device)
+        exchanged[name] = tensor.to(device)
 
 
 def _exchanged(distribution: ShardDistribution) -> Iterator[tuple[ShardId, int]]:

@@ -182,14 +182,14 @@ def maybe_report_missing_and_unexpected_keys(
     raise_error: bool = True,
 ) -> None:
     """Raises, or logs, that keys differ."""
-    found = []
+    differences = []
     if missing_keys:
-        found.append(f"Missing keys (stored, and asked for by no rank): {set(missing_keys)}")
+        differences.append(f"Missing keys (stored, and asked for by no rank): {set(missing_keys)}")
     if unexpected_keys:
-        found.append(f"Unexpected keys (asked for by this rank, and not stored): {set(unexpected_keys)}")
-    if not found:
+        differences.append(f"Unexpected keys (asked for by this rank, and not stored): {set(unexpected_keys)}")
+    if not differences:
         return
-    msg = f"state: keys must be those of the checkpoint, but are not. {'. '.join(found)}"
+    msg = f"state: keys must be those of the checkpoint, but are not. {'. '.join(differences)}"
     if raise_error:
         raise CheckpointError(msg)
     logger.warning(msg)
