@@ -363,7 +363,7 @@ def _commit(partial: Path, final: Path) -> None:
     shutil.rmtree(partial, ignore_errors=True)
 
 
-_NAMES: Final = ("common.pt", "metadata.json")
+_EARLIER_NAMES: Final = ("common.pt", "metadata.json")
 """Files that a program which saves with torch alone leaves from an earlier save."""
 
 
@@ -419,7 +419,7 @@ def naming_other_programs(path: Path, side: SideFile) -> Iterator[None]:
     except CheckpointError as error:
         if not _is_of_another_program(path, side):
             raise
-        old = [SIDE_NAME, *(name for name in _NAMES if _is_as_described(path, name, side))]
+        old = [SIDE_NAME, *(name for name in _EARLIER_NAMES if _is_as_described(path, name, side))]
         raise CheckpointError(
             f"{path}: must be the checkpoint that {SIDE_NAME} describes, but another program has saved here since: "
             f"remove {', '.join(old)} (from the earlier save) to read what it has saved"

@@ -50,7 +50,7 @@ class Operation:
     what: str
     """Description."""
     ranks: Sequence[int] | None = None
-    """Numbers in the job of the ranks that take part; None for those of the guarded step."""
+    """Numbers in the job of the ranks that take part; None for the ranks of the guarded step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class WaitRecord:
 
 
 def find_crossing(records: Mapping[int, WaitRecord]) -> tuple[list[int], list[int]] | None:
-    """Finds ranks that wait for each other at two operations: those at the one, and those at the other. Pure.
+    """Finds ranks that wait for each other: the ranks at one operation, and the ranks at another. Pure.
 
     Args:
         records: record of each rank that has waited, by its number in the job.
@@ -114,7 +114,7 @@ class CrossedWaits:
         name: name of the rendezvous at which the step ends.
         rank: number of this rank in the group.
         job_ranks: number in the job of each rank of the group.
-        counts: for each domain whose operations are entered elsewhere, the number of those that have been.
+        counts: number of operations that were entered, for each domain whose operations are entered elsewhere.
     """
 
     def __init__(

@@ -61,7 +61,7 @@ class Peers:
 
         Args:
             store: the store in which they were announced.
-            is_complete: True if all have been; False to learn those that are there.
+            is_complete: True if all ranks have announced themselves; False to learn the ranks that have.
         """
         self.has_met = self.has_met or is_complete
         host = _host()
@@ -104,7 +104,7 @@ class Peers:
         return self.job_ranks[rank] if self.job_ranks else rank
 
     def _open_known(self) -> None:
-        """Opens the processes of ranks that are known in the meantime, of those that belong to this group."""
+        """Opens the processes of this group's ranks that have become known."""
         own = {number: rank for rank, number in enumerate(self.job_ranks)} if self.job_ranks else None
         for number, (process, start) in list(self.known.items()):
             if number not in self._opened:
@@ -134,7 +134,7 @@ class Peers:
 
 
 def _poll(descriptors: Iterable[int], milliseconds: int) -> list[int]:
-    """Waits until one of these pidfds is readable. Returns those that are."""
+    """Waits until one of these pidfds is readable. Returns all readable ones."""
     poll = select.poll()
     for descriptor in descriptors:
         poll.register(descriptor, select.POLLIN)

@@ -275,7 +275,7 @@ class Rendezvous:
 
 
 def _position_of(name: str) -> tuple[int, ...]:
-    """Place of a rendezvous in the order in which ranks arrive: those inside of it come before it."""
+    """Place of a rendezvous in the order in which ranks arrive: after every rendezvous inside of it."""
     return (*map(int, name.split(".")), _LAST)
 
 

@@ -253,7 +253,7 @@ class AutomaticReduction:
         return missing
 
     def _used_elsewhere(self, missing: list[int]) -> list[int]:
-        """Collective over the ranks: those of the parameters without a gradient here that have one on another rank."""
+        """Collective over the ranks: parameters that lack a gradient on this rank and have one on another."""
         if self._exchange is None:
             return []
         counts = self._exchange(np.array([len(missing)]), USED)[:, 0]

@@ -44,7 +44,7 @@ class GradientEngine(WrappedModel):
     Args:
         module: model.
         config: options.
-        groups: ranks of the dense parameters, and of those of experts.
+        groups: ranks of the dense parameters, and of the experts' parameters.
         disable_bucketing: True for one bucket.
         allow_unused: True to allow missing gradients.
         observer: receives the events of buckets.
@@ -169,7 +169,7 @@ class GradientEngine(WrappedModel):
         Args:
             numbers: `[K]` at most 32 numbers. K is the same on every rank.
             label: name of the operation, the same on all ranks.
-            collectives: collectives of other ranks, such as those with the same experts.
+            collectives: collectives of other ranks, such as the ranks with the same experts.
 
         Returns:
             `[ranks, K]` numbers of all ranks.

@@ -87,7 +87,7 @@ class Waiter:
         """Guarded step that is running; None if there is none."""
         self.observer: BucketObserver | None = None
         self.num_issued: Callable[[], int] = lambda: 0
-        """Number of operations that this rank has issued, of those that all ranks issue in one order."""
+        """Number of operations that this rank has issued. Counts only operations that all ranks issue in one order."""
 
     @property
     def domain(self) -> str:

@@ -14,7 +14,7 @@ class StepCheck:
     """Exchange of the step, beside gradients whose collectives cannot carry it, and at the end.
 
     Args:
-        collectives: those of the gradients.
+        collectives: collectives of the gradients.
     """
 
     def __init__(self, collectives: Collectives) -> None:

@@ -225,8 +225,8 @@ def _layout_of(value: torch.Tensor) -> str:
 def values_of(module: torch.nn.Module, *, of_experts: bool) -> InitialValues:
     """Values of the experts of a model, or all others.
 
-    A buffer belongs to the experts if all parameters of its module do, or, where that has none, those of the innermost
-    module around it that has some.
+    A buffer belongs to the experts if all parameters of its module do. If the module has no parameters, the innermost
+    module around it that has some decides.
 
     Args:
         module: model.

@@ -49,7 +49,7 @@ class WrappedModel(Owner):
     Args:
         module: model.
         config: options.
-        groups: ranks of the dense parameters, and of those of experts.
+        groups: ranks of the dense parameters, and of the experts' parameters.
         disable_bucketing: True for one bucket.
         allow_unused: True to allow missing gradients.
         broadcast: True to copy the values of rank 0, False to compare those of all ranks.
@@ -82,7 +82,7 @@ class WrappedModel(Owner):
 
     @property
     def dense_collectives(self) -> Collectives:
-        """Collectives of all parameters but those of experts."""
+        """Collectives of the dense parameters: all but the experts'."""
         return self.dense.collectives
 
     @property
@@ -91,11 +91,11 @@ class WrappedModel(Owner):
         return self.experts.collectives
 
     def groups(self) -> list[_ParamAndGradBucketGroup]:
-        """All bucket groups: those of dense parameters, then those of experts."""
+        """All bucket groups: of dense parameters, then of experts."""
         return self.dense.groups + self.experts.groups
 
     def buffers(self) -> list[_ParamAndGradBuffer]:
-        """All buffers: those of dense parameters, then those of experts."""
+        """All buffers: of dense parameters, then of experts."""
         return self.dense.buffers + self.experts.buffers
 
     def _check_config(self, config: ReductionOptions) -> None:
@@ -123,7 +123,7 @@ class WrappedModel(Owner):
         )
 
     def _shards(self) -> tuple[Any, Any]:
-        """Process groups over which buffers are divided: of dense parameters, and of those of experts."""
+        """Process groups over which buffers are divided: for dense parameters, and for the experts'."""
         return self.ranks, self.expert_ranks
 
     def _build_parts(self, *, is_one_group: bool) -> None:
@@ -169,7 +169,7 @@ class WrappedModel(Owner):
         return values_of(self.module, of_experts=of_experts).describe_buffers()
 
     def _takes_orders(self) -> bool:
-        """True if gradients lie in memory as their parameters, where those of all ranks lie alike."""
+        """True if gradients take the memory order of their parameters, where all ranks have the same order."""
         return not self.config.use_distributed_optimizer
 
     def _agree_and_connect(self) -> None:

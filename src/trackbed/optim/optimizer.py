@@ -169,9 +169,8 @@ class DataParallelOptimizer:
             CollectiveError: another rank failed, or has other parameter groups, options or frozen parameters.
         """
         self._check_groups()
-        self._engine.check_attached(self)
-        self._copies.take_over()
         self._engine.take_gradients(self)
+        self._copies.take_over()
         scale = self._loss_scale.value
         norm, unused = self._agree_on_update()
         norm /= scale

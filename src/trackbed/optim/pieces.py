@@ -1,4 +1,4 @@
-"""Parts of parameters that a rank's optimizer updates, and copies in float32 of those of 16 bits."""
+"""Parts of parameters that a rank's optimizer updates, and copies in float32 of parameters of 16 bits."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class ParamPiece:
     main: torch.nn.Parameter
     """Tensor that the optimizer updates: the part itself, or a copy in float32 of one of 16 bits."""
     is_turned: bool
-    """True if the elements of the gradient lie in another order in memory than those of `main`."""
+    """True if gradient and `main` have their elements in different orders in memory."""
 
     @property
     def is_whole(self) -> bool:

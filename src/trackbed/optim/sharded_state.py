@@ -280,7 +280,7 @@ def _has_parts(state: Any) -> TypeGuard[Mapping[str, Any]]:
 def _wanted_parts(
     saved: Mapping[str, Any], optimizer: DataParallelOptimizer, rank: int, prefix: str
 ) -> dict[str, dict[str, ShardedTensor]]:
-    """Entries of the tensors that this rank needs: ranges of those it updates, and all of those that are frozen."""
+    """Entries of the tensors that this rank needs: ranges of updated tensors, and frozen tensors as a whole."""
     params = _named_parameters(optimizer)
     trained, spans = set(optimizer.model.engine.params), optimizer.spans()
     is_sharded = optimizer.model.engine.config.use_distributed_optimizer

@@ -78,7 +78,7 @@ class OptimizerState:
         self._frozen_states: dict[str, State] = {}
         """States of parameters that were frozen when the model was wrapped, for a program that trains them later."""
         self.origins = dict.fromkeys((False, True), "none")
-        """Text about the state that was loaded last: of dense parameters (False), and of those of experts (True)."""
+        """Origin of the state that was loaded last: of the dense parameters (False), and of the experts' (True)."""
 
     def whole(self) -> dict[str, Any]:
         """Collective over the ranks where the optimizer is sharded: returns the complete state, by parameter name."""
@@ -219,7 +219,7 @@ class OptimizerState:
         return {"state": ordered, "param_groups": groups, **scale, **more}
 
     def _checked_fields(self, state: Mapping[str, Any]) -> tuple[list[State], Mapping[str, State]]:
-        """Parameter groups and states of a state by name, which are those of this optimizer."""
+        """Parameter groups and states of a complete state, checked to be of this optimizer."""
         self._check_classes(state)
         state = with_module_names(state)
         groups, states = field_of(state, "param_groups", list), field_of(state, "state", Mapping)
@@ -234,7 +234,7 @@ class OptimizerState:
         return groups, states
 
     def _check_classes(self, state: Mapping[str, Any]) -> None:
-        """Checks that a state with the classes of several optimizers has those of this one."""
+        """Checks that a state with the classes of several optimizers has the same classes as this optimizer."""
         if CLASSES not in state:
             return
         theirs, own = ([list(one) for one in classes] for classes in (state[CLASSES], self._torchs.classes()))
@@ -259,7 +259,7 @@ class OptimizerState:
         return expected
 
     def _cut(self, states: Mapping[str, State], expected: Mapping[str, Mapping[str, torch.Tensor]]) -> dict[str, State]:
-        """State of each piece, as copies, from those of whole parameters."""
+        """State of each piece, as copies, from the states of whole parameters."""
         return {
             piece.name: fitted(piece, cut_state(piece, states.get(piece.name, {})), expected[piece.name])
             for piece in self._pieces
@@ -313,7 +313,7 @@ class OptimizerState:
             self.origins[of_experts] = f"{kind} ({digest_of_state(own):08x})"
 
     def _set_states(self, cuts: Mapping[str, State], whole: Mapping[str, State], others: Mapping[Any, Any]) -> None:
-        """Sets the states of the pieces, and keeps those of frozen parameters.
+        """Sets the states of the pieces, and keeps the states of frozen parameters.
 
         Args:
             cuts: state of each piece.

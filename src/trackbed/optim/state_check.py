@@ -34,7 +34,7 @@ def field_of(state: object, key: str, kind: type) -> Any:
 
 
 def with_module_names(state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns a state with the names of the module, where it was saved with those of a compiled one."""
+    """Returns a state with the names of the module, where it was saved with a compiled module's names."""
     groups, states = field_of(state, "param_groups", list), field_of(state, "state", Mapping)
     cleaned = [
         {
@@ -142,7 +142,7 @@ def check_options(own_groups: Sequence[tuple[StateLike, StateLike]], groups: Seq
 
     Args:
         own_groups: parameter groups of the optimizer, each with the defaults of its optimizer of torch.
-        groups: those of the state.
+        groups: parameter groups of the state.
 
     Raises:
         ArgumentError: one is missing, or is of another kind.

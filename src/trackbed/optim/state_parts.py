@@ -82,7 +82,7 @@ def assemble(parts: Iterable[StatePart], params: Mapping[str, torch.Tensor]) -> 
     """Joins parts to the state of whole parameters, by name.
 
     Args:
-        parts: those of all ranks.
+        parts: parts of all ranks.
         params: parameters by name, for their shapes.
 
     Raises:
@@ -137,7 +137,7 @@ def check_covered(parts: Iterable[StatePart], params: Mapping[str, torch.Tensor]
     """Checks that the parts of a tensor have as many elements as its parameter.
 
     Args:
-        parts: those of all ranks.
+        parts: parts of all ranks.
         params: parameters by name, for their shapes.
     """
     found: Counter[tuple[str, str]] = Counter()

@@ -29,7 +29,7 @@ def describe_update(
     Args:
         optimizers: optimizers of torch.
         names: names of these parameters in each of its groups.
-        frozen: names of those that are frozen.
+        frozen: names of the frozen parameters.
     """
     all_groups = (group for optimizer in optimizers for group in optimizer.param_groups)
     groups = [(number, group) for number, group in enumerate(all_groups) if names[number]]

@@ -75,7 +75,7 @@ def plan_balanced(table: Table, num_ranks: int) -> Assignment:
 
     Of a tensor that has no elements on any rank, the first rank that has it writes its box.
 
-    Deterministic: the largest part goes to the rank with the least so far, of those that have the shard.
+    Deterministic: the largest part goes first, to the rank with the least so far among the ranks with the shard.
 
     Args:
         table: shards of all ranks, without problems.

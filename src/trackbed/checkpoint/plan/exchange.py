@@ -44,7 +44,7 @@ class SharedBox:
     rows: Int64s
     """Rows of the shards that have it, in the table of all ranks."""
     reader: int
-    """Rank that reads it, one of those."""
+    """Rank that reads it; one of the ranks that want it."""
     first: Numbers
     """First element in the tensor."""
     shape: Numbers

@@ -219,7 +219,7 @@ def _describe(table: Table, key: str, rows: Int64s, first: Int64s, shape: Int64s
 
 
 def _describe_pairs(table: Table, key: str, rows: Int64s, first: Int64s, end: Int64s, whole: Int64s) -> list[str]:
-    """Like `_describe`, for boxes with very many different edges: compares each box with those that begin before it."""
+    """Like `_describe`, for boxes with very many different edges: compares each box with all that begin before it."""
     order = np.lexsort(first.T[::-1])
     first, end, rows = first[order], end[order], rows[order]
     for number in range(1, len(rows)):

@@ -279,7 +279,7 @@ def _named_in_errors(factory: ShardedTensorFactory) -> ShardedTensorFactory:
 
 
 def _built(value: Any) -> Any:
-    """Result of a factory, with those of factories in it; another value as it is."""
+    """Result of a factory, in which further factories are replaced by their results; another value as it is."""
     if not isinstance(value, ShardedTensorFactory):
         return value
     check_key(value.key)

@@ -1,4 +1,4 @@
-"""Comparison of the large plain tensors of all ranks, of which a checkpoint has those of rank 0."""
+"""Comparison of the large plain tensors of all ranks. A checkpoint has rank 0's."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping

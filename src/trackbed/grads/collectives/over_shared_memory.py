@@ -52,7 +52,7 @@ class SharedMemoryCollectives:
         rank: number of this rank, in `[0, size)`.
         size: number of ranks.
         control: memory through which the ranks meet, of `control_bytes(size)`.
-        memories: for each memory with buffers, that of each rank, in rank order.
+        memories: each rank's mapping of each memory with buffers, in rank order.
     """
 
     def __init__(self, rank: int, size: int, control: SharedMemory, memories: Sequence[Sequence[SharedMemory]]) -> None:
@@ -322,7 +322,7 @@ class _OperationBarrier:
             raise CollectiveError(self._failure)
 
     def late_ranks(self, number: int) -> list[int]:
-        """Ranks that have not begun operation `number`; if all have, those that have not ended it."""
+        """Ranks that have not begun operation `number`; if all have begun it, the ranks that have not ended it."""
         for first in (0, self._size):
             late = [rank for rank in range(self._size) if not self._counters.has_reached(first + rank, number)]
             if late:

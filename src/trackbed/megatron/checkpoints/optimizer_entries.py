@@ -1,4 +1,4 @@
-"""Entries for the state of an optimizer, after those of its parameters. Names are Megatron Core 0.16.1's."""
+"""Entries for the state of an optimizer, made from the entries of its parameters. Names are Megatron Core 0.16.1's."""
 
 import logging
 from collections.abc import Collection, Iterable

@@ -166,8 +166,8 @@ def exchange_by_distribution(
     """Exchanges tensors.
 
     Args:
-        loaded_tensors: those that this rank has loaded.
-        unloaded_shards: those that it wants besides, with or without data to be filled.
+        loaded_tensors: tensors that this rank has loaded.
+        unloaded_shards: further shards that it wants, with or without data to be filled.
         shard_distribution: distribution of all.
         parallelization_group: process group.
         exchange_algo: "broadcast", "gather_rounds" or "gather_object".

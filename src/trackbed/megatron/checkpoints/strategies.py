@@ -375,7 +375,7 @@ class TorchDistLoadShardedStrategy(LoadShardedStrategy):
 
 
 def _casts(shards: Sequence[ShardedTensor | ShardedObject], catalogue: Catalogue) -> set[str]:
-    """Keys of tensors that are wanted in another type than that in which they are stored."""
+    """Keys of tensors that are wanted in another type than the stored one."""
     return {
         shard.key
         for shard in shards
@@ -442,7 +442,7 @@ class TorchCommonLoadStrategy(LoadCommonStrategy):
 
 
 def register_default_strategies() -> None:
-    """Makes these strategies those for their formats."""
+    """Registers these strategies as the default ones of their formats."""
     for action, name, strategy in (
         (StrategyAction.SAVE_SHARDED, _FORMAT, TorchDistSaveShardedStrategy(*_FORMAT)),
         (StrategyAction.LOAD_SHARDED, _FORMAT, TorchDistLoadShardedStrategy()),

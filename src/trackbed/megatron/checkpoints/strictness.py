@@ -86,8 +86,8 @@ def validate_integrity_and_strict_load(
         strict: handling of differences.
         validate_access_integrity: True to check the entries of all ranks.
         local_metadata: entries of this rank, without data.
-        global_metadata: those of all ranks.
-        ckpt_sharded_metadata: those of the checkpoint.
+        global_metadata: entries of all ranks.
+        ckpt_sharded_metadata: entries of the checkpoint.
 
     Returns:
         The entries without unexpected ones; missing keys, which are the same on all ranks; and unexpected keys.
@@ -237,7 +237,7 @@ def log_common_differences(common: Any, meeting: Meeting) -> None:
 
 
 def determine_global_metadata(sharded_state_dict: Tree) -> tuple[list[Shard], list[list[Shard]]]:
-    """Collective over all ranks: returns the entries of this rank, and those of each, without data."""
+    """Collective over all ranks: returns the entries of this rank, and the entries of each rank, without data."""
     own = [entry.without_data() for entry in nested_values(sharded_state_dict)]
     with meet("describe") as meeting:
         contents = meeting.gather(pickle.dumps(own))
