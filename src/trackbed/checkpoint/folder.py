@@ -250,7 +250,7 @@ def link_or_copy(source: str, target: str) -> None:
     try:
         os.link(source, target, follow_symlinks=False)
     except OSError:
-        # A link has bytes that were on the disk before. Those of a copy must be there before the exchange is.
+        # A link is the same file. The bytes of a copy must be on the disk before the exchange is.
         shutil.copy2(source, target, follow_symlinks=False)
         flush_files([Path(target)])
 

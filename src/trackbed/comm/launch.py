@@ -73,6 +73,8 @@ def group_from_environment(
     if launch is None or launch.size == 1:
         return SOLO
     timeout_seconds = DEFAULT_TIMEOUT_SECONDS if timeout_seconds is None else timeout_seconds
+    # The groups of a process are numbered in the order of their creation. It is the same on all ranks, so that the keys
+    # of two groups at one address do not mix.
     has_agent = is_served_by_agent()
     return StoreGroup(
         partial(_connect, launch, f"trackbed/{launch.attempt}/{next(_SERIAL)}", timeout_seconds, has_agent=has_agent),

@@ -159,6 +159,8 @@ class MemoryStore:
         """Creates a watch that fires when `key` exists."""
         watch, path = MemoryKeyWatch(), self._prefix + key
         with self._lock:
+            # Under the lock: a key that another thread sets between this look and the entry in the list would never
+            # fire the watch.
             if path in self._values:
                 watch.fire()
             else:

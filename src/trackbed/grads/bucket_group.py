@@ -252,8 +252,8 @@ class _ParamAndGradBucketGroup:
         # Equal, not at least: a further gradient of the same parameter must not stand for one of another parameter.
         if counts[slot] == self._expected[slot]:
             self._num_incomplete -= 1
-            # In the first step nobody knows how many gradients come. A weight that is used twice has two: the second
-            # would be added after the first was reduced.
+            # In the first step nobody knows how many gradients come. A second backward pass, or a reentrant checkpoint
+            # over a shared weight, brings another one, which would be added after the first was reduced.
             if not self._num_incomplete and not self.is_first_batch:
                 if self.observer is not None:
                     self.observer.ready(self.label)
@@ -441,7 +441,6 @@ class _ParamAndGradBucketGroup:
             return
         self.waiter.wait(self.param_gather_handle, self._describe("gather of parameters"))
         self.param_gather_handle = None
-        # Forgotten before the check, so that a write is reported once, and not at the next gather too.
         before, self._param_versions = self._param_versions, None
         for slot, version in enumerate(before or ()):
             if self._params[slot]._version != version:
