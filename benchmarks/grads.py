@@ -239,7 +239,7 @@ def steps_tables() -> Iterator[str]:
 
 def collectives_table() -> Iterator[str]:
     """Table of collectives on 160 MB, scaling by 1/n included."""
-    from trackbed.comm.torch import TorchGroup
+    from trackbed.comm.torch_group import TorchGroup
     from trackbed.grads.buffer import BufferMemory
     from trackbed.grads.collectives import Label, SharedMemoryCollectives, TorchCollectives
 

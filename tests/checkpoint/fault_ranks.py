@@ -21,9 +21,9 @@ import torch
 import torch.distributed as dist
 
 from trackbed.checkpoint import ShardedObject, ShardedTensor, load, save
+from trackbed.checkpoint.damage import find_damage
 from trackbed.checkpoint.io.boxes import BoxReader
 from trackbed.checkpoint.plan import exchange
-from trackbed.checkpoint.verify import find_damage
 from trackbed.errors import CheckpointError
 
 SIZE = 3

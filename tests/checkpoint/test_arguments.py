@@ -10,7 +10,7 @@ import torch.distributed.checkpoint as dcp
 from tests.support.checkpoints.few_entries import state, tensor, wanted
 from trackbed.checkpoint import ShardedTensor, differing_keys, load, open_checkpoint, save
 from trackbed.checkpoint.plan.exchange import plan_parts
-from trackbed.checkpoint.plan.table import join_tables, tabulate
+from trackbed.checkpoint.plan.shard_table import join_tables, tabulate
 from trackbed.comm import run_ranks
 from trackbed.errors import ArgumentError, CheckpointError
 from trackbed.megatron.checkpoints import serialization

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from trackbed.checkpoint.exact_cast import is_exact_cast
+from trackbed.checkpoint.load import is_exact_cast
 
 INTEGERS = [torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32]
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]

@@ -31,7 +31,7 @@ LOAD_PHASES = {
     "describe": (load_module, "describe_request"),
     "open": (load_module, "open_for_all"),
     "check": (load_module, "require_loadable"),
-    "read": (load_module, "read_places"),
+    "read": (load_module, "fill_boxes"),
     "read an object": (BoxReader, "read_object"),
 }
 

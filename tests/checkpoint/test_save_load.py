@@ -24,7 +24,7 @@ from trackbed.comm import run_ranks
 from trackbed.comm.store_group import StoreGroup
 from trackbed.errors import CheckpointError
 from trackbed.megatron.checkpoints import serialization
-from trackbed.megatron.checkpoints.strategy_base import SaveShardedStrategy
+from trackbed.megatron.checkpoints.strategies import SaveShardedStrategy
 
 
 def tensor(key, data, *cuts, **options):

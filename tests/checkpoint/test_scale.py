@@ -5,10 +5,10 @@ import time
 import numpy as np
 import torch
 
-from trackbed.checkpoint.format.extents import SUM_BYTES, SideFile, StoredFile
+from trackbed.checkpoint.format.extents import SUM_BYTES, FileChecksum, SideFile
 from trackbed.checkpoint.io.written_files import WrittenFiles, catalogue_of
 from trackbed.checkpoint.plan.assignment import plan_balanced
-from trackbed.checkpoint.plan.table import DTYPES, Table
+from trackbed.checkpoint.plan.shard_table import DTYPES, Table
 from trackbed.checkpoint.plan.validate import require_valid
 
 NUM_RANKS = 4096
@@ -50,7 +50,7 @@ def written_of(table, own):
     starts = np.cumsum(sizes + 4096) - sizes
     counts = -(-sizes // SUM_BYTES)
     items = np.stack([np.zeros_like(sizes), starts - 64, sizes + 128, starts, sizes, counts], axis=1)
-    file = StoredFile(int((sizes + 4096).sum()) + 4096, 0)
+    file = FileChecksum(int((sizes + 4096).sum()) + 4096, 0)
     return WrittenFiles({f"__{own.rank[0]}_0.distcp": file}, items, np.zeros(counts.sum(), dtype=np.uint32))
 
 

@@ -9,7 +9,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from trackbed.checkpoint import ShardedObject, ShardedTensor, load, open_checkpoint, save
-from trackbed.checkpoint.verify import find_damage
+from trackbed.checkpoint.damage import find_damage
 from trackbed.comm import run_ranks
 from trackbed.errors import CheckpointError
 

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 import trackbed
-from trackbed.comm.torch import TorchGroup, current_group
+from trackbed.comm.torch_group import TorchGroup, current_group
 from trackbed.errors import TrackbedError
 
 TIMEOUT = 60

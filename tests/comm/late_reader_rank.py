@@ -8,7 +8,7 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from trackbed.comm.rendezvous import Rendezvous
-from trackbed.comm.torch import current_group
+from trackbed.comm.torch_group import current_group
 from trackbed.errors import CollectiveError
 
 

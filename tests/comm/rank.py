@@ -25,7 +25,7 @@ def make_group(how, timeout):
         return group_from_environment(timeout)
     import torch.distributed as dist
 
-    from trackbed.comm.torch import TorchGroup, current_group
+    from trackbed.comm.torch_group import TorchGroup, current_group
 
     dist.init_process_group("gloo")
     if how == "subgroup":

@@ -10,8 +10,7 @@ from torch.distributed import TCPStore
 from tests.comm.counting import CountingStore
 from tests.support.contracts.group import on_two_threads, result_of
 from trackbed.comm import run_ranks
-from trackbed.comm.sealed_store import SealedStore
-from trackbed.comm.store import MemoryStore, StoreTampered
+from trackbed.comm.store import MemoryStore, SealedStore, StoreTampered
 from trackbed.comm.torch_store import share_store
 
 TAMPERED = "another process has changed the rendezvous store"

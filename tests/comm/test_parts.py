@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trackbed.comm.launch import Launch, group_from_environment, parse_launch
-from trackbed.comm.report import Failure, describe_difference, describe_failures, name_ranks
-from trackbed.comm.slurm import first_host
+from trackbed.comm.difference import describe_difference
+from trackbed.comm.launch import Launch, first_host, group_from_environment, parse_launch
+from trackbed.comm.outcomes import RankFailure, describe_failures, name_ranks
 from trackbed.comm.watchdog import SilenceTimer
 from trackbed.errors import ArgumentError
 
@@ -109,7 +109,7 @@ def test_a_list_of_ranks_is_short_and_counts_right(ranks):
 
 
 def test_of_many_failures_some_are_reported_and_the_rest_counted():
-    text = describe_failures("building", [Failure(5, "OSError: full"), Failure(2, "ValueError: no")], total=900)
+    text = describe_failures("building", [RankFailure(5, "OSError: full"), RankFailure(2, "ValueError: no")], total=900)
     assert text == "building: rank 2: ValueError: no; rank 5: OSError: full; 898 more failed"
 
 

@@ -8,12 +8,11 @@ import time
 
 import pytest
 
-from trackbed.comm.shared_counters import COUNTER_BYTES, SharedCounters
-from trackbed.comm.shared_memory import SharedMemory
+from trackbed.comm.shared_memory import COUNTER_BYTES, SharedCounters, SharedMemory
 
 COUNT = """
 import json, sys
-from trackbed.comm.shared_counters import SharedCounters
+from trackbed.comm.shared_memory import SharedCounters
 from trackbed.comm.shared_memory import SharedMemory
 counters = SharedCounters(SharedMemory.attach(json.loads(sys.argv[1])))
 for count in range(1, 200):

@@ -12,7 +12,7 @@ import pytest
 from tests.comm import stranger
 from tests.support.processes.launching import environments
 from trackbed.comm import run_ranks
-from trackbed.comm.server_socket import listen_at, own_addresses
+from trackbed.comm.launch import listen_at, own_addresses
 from trackbed.comm.store import MemoryStore
 from trackbed.errors import CollectiveError
 

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from trackbed.comm import run_ranks
-from trackbed.comm.worker import Worker
+from trackbed.comm.blocking_calls import Worker
 from trackbed.errors import ArgumentError, CollectiveError
 
 

@@ -12,7 +12,7 @@ import socket
 import time
 from torch.distributed import TCPStore
 from datetime import timedelta
-from trackbed.comm.worker import Worker
+from trackbed.comm.blocking_calls import Worker
 
 server = socket.socket()
 server.bind(("127.0.0.1", 0))
@@ -28,7 +28,7 @@ time.sleep(SECONDS - 0.02)
 """
 RETURNS_NEVER = """
 import time
-from trackbed.comm.worker import Worker
+from trackbed.comm.blocking_calls import Worker
 
 worker = Worker()
 worker.submit(lambda: time.sleep(60))
@@ -62,7 +62,7 @@ def submit():
     print(worker.submit(lambda: 7).result(10), flush=True)
 
 atexit.register(submit)
-from trackbed.comm.worker import Worker
+from trackbed.comm.blocking_calls import Worker
 
 worker = Worker()
 worker.submit(lambda: None)

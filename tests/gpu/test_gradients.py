@@ -15,7 +15,7 @@ from tests.gpu.syncs import no_sync_allowed
 from tests.support.models.data_parallel import TYPES as ALL_TYPES
 from tests.support.models.data_parallel import WAYS as ALL_WAYS
 from tests.support.models.data_parallel import Case, loss_of, reference, run_steps, train, wrap
-from trackbed.grads import agreement
+from trackbed.grads import model_agreement
 from trackbed.grads.collectives import Label, TorchCollectives
 from trackbed.grads.collectives.protocol import shard_of
 
@@ -118,7 +118,7 @@ def delayed_by(seconds, monkeypatch, *, waits=True):
     """In the block, wrappers of one rank have collectives that end late."""
     collectives = DelayedCollectives(seconds, waits=waits)
     with monkeypatch.context() as patch:
-        patch.setattr(agreement, "SoloCollectives", lambda: collectives)
+        patch.setattr(model_agreement, "SoloCollectives", lambda: collectives)
         yield collectives
 
 

@@ -9,8 +9,7 @@ import torch
 from trackbed.comm import run_ranks
 from trackbed.errors import CollectiveError
 from trackbed.grads.collectives import TorchCollectives
-from trackbed.grads.failed_gpus import end_stuck, freed_from_failures
-from trackbed.grads.failure_aware_wait import QueuedCopy, Waiter
+from trackbed.grads.failure_aware_wait import QueuedCopy, Waiter, end_stuck, freed_from_failures
 
 
 class Queued:

@@ -10,7 +10,7 @@ from trackbed.comm.store import MemoryStore
 from trackbed.comm.store_group import StoreGroup
 from trackbed.errors import CollectiveError
 from trackbed.optim import DataParallelOptimizer
-from trackbed.optim.agreement import describe_options
+from trackbed.optim.update_agreement import describe_options
 
 GATHER = {
     "use_distributed_optimizer": True,

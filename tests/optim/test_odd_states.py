@@ -14,7 +14,7 @@ from trackbed.comm import SOLO, run_ranks
 from trackbed.errors import ArgumentError, CheckpointError, CollectiveError
 from trackbed.grads import DistributedDataParallel, DistributedDataParallelConfig
 from trackbed.optim import DataParallelOptimizer
-from trackbed.optim.agreement import digest_of_state
+from trackbed.optim.update_agreement import digest_of_state
 
 OVERLAP = {"overlap_grad_reduce": True, "bucket_size": 3}
 WAYS = {

@@ -8,9 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trackbed.optim import gpu_squares
-from trackbed.optim.gpu_squares import GpuSquares
-from trackbed.optim.norm import SquareSum
+from trackbed.optim import norm as norm_module
+from trackbed.optim.norm import GpuSquares, SquareSum
 
 CPU = torch.device("cpu")
 
@@ -22,7 +21,7 @@ def kernel():
         pytest.skip("tests/gpu has the kernel run by the GPU that is here")
     from trackbed.optim import square_sum_kernel
 
-    gpu_squares._kernel.cache_clear()
+    norm_module._kernel.cache_clear()
     return square_sum_kernel
 
 
@@ -74,7 +73,7 @@ def test_vectors_that_begin_anywhere_or_have_gaps(kernel):
 
 
 def test_without_triton_the_norm_is_rounded(monkeypatch):
-    monkeypatch.setattr(gpu_squares, "_kernel", lambda device: None)
+    monkeypatch.setattr(norm_module, "_kernel", lambda device: None)
     generator = torch.Generator().manual_seed(0)
     parts = [torch.randn(count, generator=generator) * 1e-3 for count in (1, 100, 5000)]
     assert by_kernel(parts).norm() == pytest.approx(SquareSum.of(parts).norm(), rel=1e-14)
@@ -93,7 +92,7 @@ def test_a_kernel_that_cannot_be_compiled_is_replaced_and_told_once(kernel, monk
         raise RuntimeError("Failed to find C compiler.\nSet CC.")
 
     monkeypatch.setattr(kernel, "add_squares", fail)
-    gpu_squares._kernel.cache_clear()
+    norm_module._kernel.cache_clear()
     try:
         vector = torch.tensor([3.0, 4.0])
         assert [by_kernel([vector]).norm() for _ in range(2)] == [5.0, 5.0]
@@ -101,4 +100,4 @@ def test_a_kernel_that_cannot_be_compiled_is_replaced_and_told_once(kernel, monk
             "norms of gradients on cpu are rounded to float64, because Triton fails: Failed to find C compiler."
         ]
     finally:
-        gpu_squares._kernel.cache_clear()
+        norm_module._kernel.cache_clear()

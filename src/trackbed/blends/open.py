@@ -14,7 +14,7 @@ from trackbed.builder.builder import BlendedMegatronDatasetBuilder
 from trackbed.cancellation import polling
 from trackbed.comm import SOLO, Group
 from trackbed.comm.launch import group_from_environment, threads_per_rank
-from trackbed.comm.torch import current_group
+from trackbed.comm.torch_group import current_group
 from trackbed.datasets.blend.dataset import SplitDataset
 from trackbed.datasets.config import OrderName
 from trackbed.datasets.tokenizers.kinds import AnyTokenizer

@@ -12,6 +12,7 @@ from typing import Any, Final
 from trackbed.builder.plan_split import blend_of
 from trackbed.cache import LazyArrays
 from trackbed.cache.entry import shortened
+from trackbed.comm.difference import first_difference, first_unlike_item
 from trackbed.datasets.blend.dataset import BlendedDataset
 from trackbed.datasets.cached import CachedDataset
 from trackbed.datasets.config import BlendedMegatronDatasetConfig
@@ -127,42 +128,28 @@ def _options_of(
     return options
 
 
-def first_difference(digests: Sequence[Sequence[str] | None]) -> int:
+def unlike_item(digests: Sequence[Sequence[str] | None]) -> int:
     """Returns the number of the first item in which two ranks differ, given the digests of both, None for all others.
 
-    >>> first_difference([["a", "b"], None, ["a", "c", "d"]]), first_difference([["a"], ["a", "b"]])
+    >>> unlike_item([["a", "b"], None, ["a", "c", "d"]]), unlike_item([["a"], ["a", "b"]])
     (1, 1)
     """
-    first, second = (one for one in digests if one is not None)
-    shared = min(len(first), len(second))
-    return next((number for number in range(shared) if first[number] != second[number]), shared)
+    return first_unlike_item(*(of_rank for of_rank in digests if of_rank is not None))
 
 
-def find_difference(described: Sequence[Any]) -> str:
+def describe_unlike_items(described: Sequence[Any]) -> str:
     """Returns the first difference in words, given `RankRequest.describe` of two ranks, None for all others.
 
-    >>> find_difference([["a", {"seed": 1, "size": [5, 6]}], None, ["b", {"seed": 1, "size": [5, 7]}]])
+    >>> describe_unlike_items([["a", {"seed": 1, "size": [5, 6]}], None, ["b", {"seed": 1, "size": [5, 7]}]])
     'a (rank 2: b): size[1] is 6 on rank 0 and 7 on rank 2'
     """
     (first, (name, fields)), (second, (other, others)) = (pair for pair in enumerate(described) if pair[1] is not None)
-    field, values = _first_field(fields, others)
+    difference = first_difference((first, fields), (second, others))
     where = name if name == other else f"{name} (rank {second}: {other})"
-    return f"{where}: {field} is {shortened(values[0])} on rank {first} and {shortened(values[1])} on rank {second}"
-
-
-def _first_field(first: Any, second: Any, path: str = "") -> tuple[str, tuple[Any, Any]]:
-    """Returns path and values of the first difference of two JSON values, as deep as both have the same structure."""
-    steps: Iterable[tuple[str, Any, Any]] = ()
-    if isinstance(first, dict) and isinstance(second, dict):
-        names = dict.fromkeys((*first, *second))
-        start = f"{path}." if path else ""
-        steps = ((f"{start}{name}", first.get(name), second.get(name)) for name in names)
-    elif isinstance(first, list) and isinstance(second, list) and len(first) == len(second):
-        steps = ((f"{path}[{k}]", *pair) for k, pair in enumerate(zip(first, second, strict=True)))
-    for step, one, other in steps:
-        if one != other:
-            return _first_field(one, other, step)
-    return path or "what is asked for", (first, second)
+    return (
+        f"{where}: {difference.field or 'what is asked for'} is {shortened(difference.usual_value)} on rank {first} "
+        f"and {shortened(difference.value)} on rank {second}"
+    )
 
 
 def _digest(text: str) -> str:

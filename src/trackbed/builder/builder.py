@@ -21,7 +21,7 @@ from trackbed.builder.schedule import Plan, Task, plan_tasks
 from trackbed.cache import FlushMark, flush_and_mark, make_marks
 from trackbed.cancellation import check_cancelled, polling
 from trackbed.comm import SOLO, Group
-from trackbed.comm.torch import current_group
+from trackbed.comm.torch_group import current_group
 from trackbed.datasets.blend.dataset import BlendedDataset
 from trackbed.datasets.config import BlendedMegatronDatasetConfig, storage_of
 from trackbed.datasets.end_check import check_document_ends

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import chain, count
 from typing import Any, Final, TypeVar
 
-from trackbed.builder.agreement import RankRequest, find_difference, first_difference
+from trackbed.builder.agreement import RankRequest, describe_unlike_items, unlike_item
 from trackbed.builder.executor import Executor, Progress
 from trackbed.cache import Found, LazyArrays, Request, await_visible, look_up
 from trackbed.comm import Group
@@ -175,9 +175,9 @@ class Coordinator:
         """Collective over the group: the first difference between what two ranks ask for."""
         own = request if self._group.rank in ranks else None
         digests = None if own is None else own.digests(has_to_agree=has_to_agree)
-        number = self._group.combine(digests, first_difference)
+        number = self._group.combine(digests, unlike_item)
         described = None if own is None else own.describe(number)
-        difference: str = self._group.combine(described, find_difference)
+        difference: str = self._group.combine(described, describe_unlike_items)
         return difference
 
     def _build(self, missing: Sequence[LazyArrays], outcome: _Outcome, share: str) -> None:

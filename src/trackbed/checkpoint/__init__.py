@@ -1,12 +1,11 @@
 """Sharded checkpoints: written by all ranks, committed whole or not at all, loaded in any layout."""
 
+from trackbed.checkpoint.damage import find_damage
 from trackbed.checkpoint.load import DifferingKeys, differing_keys, load
 from trackbed.checkpoint.open import Checkpoint, TensorReader, latest_checkpoint, open_checkpoint
 from trackbed.checkpoint.save import save
-from trackbed.checkpoint.state.factory import ShardedTensorFactory
 from trackbed.checkpoint.state.sharded_object import LocalNonpersistentObject, ShardedObject
-from trackbed.checkpoint.state.sharded_tensor import ShardedTensor
-from trackbed.checkpoint.verify import find_damage
+from trackbed.checkpoint.state.sharded_tensor import ShardedTensor, ShardedTensorFactory
 
 __all__ = [
     "Checkpoint",

@@ -1,4 +1,4 @@
-"""Folder of a checkpoint: its files, how they are opened, and how they appear."""
+"""Folder of a checkpoint: its files, how they are opened, how they appear, and errors about folders of other saves."""
 
 import errno
 import logging
@@ -6,7 +6,8 @@ import os
 import re
 import shutil
 import stat
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -19,8 +20,7 @@ from trackbed.checkpoint.format.dcp_metadata import METADATA_NAME, decode_metada
 from trackbed.checkpoint.format.extents import SIDE_NAME, SideFile
 from trackbed.checkpoint.format.safe_pickle import load_torch_item
 from trackbed.checkpoint.io.boxes import BoxReader
-from trackbed.checkpoint.io.reader import maybe_read_file
-from trackbed.checkpoint.other_saves import naming_other_programs, naming_replacement, read_side
+from trackbed.checkpoint.io.file_reader import maybe_read_file
 from trackbed.checkpoint.ranks import Meeting
 from trackbed.errors import ArgumentError, CheckpointError
 from trackbed.files.checksum import crc32
@@ -201,15 +201,17 @@ def open_for_all(path: Path, meeting: Meeting) -> CheckpointFolder:
     content = meeting.broadcast(content)
     if opened is not None:
         return opened
-    head, _, rest = content.partition(b"\n")
+    head, _, catalogue_text = content.partition(b"\n")
     save_id, is_plain = orjson.loads(head)
     if save_id is None:
         if not (path / METADATA_NAME).exists():
             raise CheckpointError(
                 f"{path}: must be a folder on a file system that all ranks share, but this rank does not see it"
             )
-        return _without_side(path, SideFile.decode(rest).catalogue, is_plain=is_plain)
+        return _without_side(path, SideFile.decode(catalogue_text).catalogue, is_plain=is_plain)
     opened = open_folder(path)
+    # Another job may replace the checkpoint after rank 0 has looked and before this rank does. Without the comparison
+    # each would load a part of its own save.
     if opened.side is None or opened.side.save_id != save_id:
         found = "none" if opened.side is None else opened.side.save_id
         raise CheckpointError(
@@ -232,6 +234,8 @@ def load_common(path: Path) -> dict[str, Any]:
 
 def _take_over_others(final: Path, partial: Path) -> None:
     """Gives all that belongs to no checkpoint a second name, in the folder that takes the place of the first."""
+    # Second names, no moves: until the exchange the earlier checkpoint must be whole where it is, as this process may
+    # be killed at any moment.
     for path in final.iterdir():
         if _DATA_FILE.fullmatch(path.name) or path.name in _OWN_NAMES or (partial / path.name).exists():
             continue
@@ -246,6 +250,7 @@ def link_or_copy(source: str, target: str) -> None:
     try:
         os.link(source, target, follow_symlinks=False)
     except OSError:
+        # A link is the same file. The bytes of a copy must be on the disk before the exchange is.
         shutil.copy2(source, target, follow_symlinks=False)
         flush_files([Path(target)])
 
@@ -286,21 +291,21 @@ def target_folder(path: str | Path) -> Path:
             be left in a removed folder; a volume is mounted there; or it is no checkpoint, and has files that a
             checkpoint would replace.
     """
-    found = local_folder(path).absolute()
-    num_bytes = len(os.fsencode(found.name))
+    folder = local_folder(path).absolute()
+    num_bytes = len(os.fsencode(folder.name))
     if num_bytes > _MOST_NAME_BYTES:
         raise ArgumentError(
-            f"folder: its name must have at most {_MOST_NAME_BYTES} bytes, but has {num_bytes}: {found.name[:40]!r}..."
+            f"folder: its name must have at most {_MOST_NAME_BYTES} bytes, but has {num_bytes}: {folder.name[:40]!r}..."
         )
-    if found.is_dir() and os.path.ismount(found):
-        raise ArgumentError(_mounted(found))
-    if found.is_dir() and not is_checkpoint(found) and (found / CONFIG_NAME).exists():
-        raise ArgumentError(f"folder: {CONFIG_NAME} there must be of a checkpoint, but {found / CONFIG_NAME} is not")
-    if found.is_dir() and found.samefile("."):
+    if folder.is_dir() and os.path.ismount(folder):
+        raise ArgumentError(_mounted(folder))
+    if folder.is_dir() and not is_checkpoint(folder) and (folder / CONFIG_NAME).exists():
+        raise ArgumentError(f"folder: {CONFIG_NAME} there must be of a checkpoint, but {folder / CONFIG_NAME} is not")
+    if folder.is_dir() and folder.samefile("."):
         raise ArgumentError(
             f"folder: must be another folder than the working directory, which it replaces, found {str(path)!r}"
         )
-    return found
+    return folder
 
 
 def _mounted(path: Path) -> str:
@@ -331,20 +336,110 @@ def commit_checkpoint(partial: Path, final: Path) -> None:
 
 def _commit(partial: Path, final: Path) -> None:
     if not final.is_dir() or final.is_symlink() or is_checkpoint(final) or not any(final.iterdir()):
+        # One rename or exchange: readers, and whoever comes after a kill, find the earlier checkpoint or the new one,
+        # and never files of both.
         if final.is_dir() and is_checkpoint(final):
+            # Before the exchange: after it the earlier folder is removed with all that is left in it.
             _take_over_others(final, partial)
         if commit_folder(partial, final, may_replace=is_checkpoint):
             logger.warning("%s: a checkpoint that was there has been replaced", final)
         return
+    # The names that make a folder a checkpoint come last. In another order, a kill in between would leave a folder that
+    # looks complete and lacks files.
     names = sorted(os.listdir(partial), key=lambda name: (name == CONFIG_NAME, name == METADATA_NAME, name))  # noqa: PTH208
     for name in names:
+        # All names are looked at before the first moves, so that this error leaves the folder as it was.
         if (final / name).is_dir():
             raise CheckpointError(
                 f"{final / name}: must be no folder, because a file of the checkpoint takes its place"
             )
     for name in names:
+        # After a loss of power the disk may have later renames and lack earlier ones. So those of all other files are
+        # on the disk before `metadata.json` gets its name.
         if name == CONFIG_NAME:
             flush_to_disk(final)
         publish(partial / name, final / name)
     flush_to_disk(final)
     shutil.rmtree(partial, ignore_errors=True)
+
+
+_EARLIER_NAMES: Final = ("common.pt", "metadata.json")
+"""Files that a program which saves with torch alone leaves from an earlier save."""
+
+
+def read_side(path: Path) -> SideFile | None:
+    """Reads the side file of a folder; None if there is none."""
+    content = maybe_read_file(path, SIDE_NAME)
+    return None if content is None else SideFile.decode(content)
+
+
+@contextmanager
+def naming_replacement(path: Path, side: SideFile | None) -> Iterator[None]:
+    """Tells a checkpoint that is damaged from one that has been replaced or removed since it was opened.
+
+    Args:
+        path: folder of the checkpoint.
+        side: its side file when it was opened.
+    """
+    try:
+        yield
+    except CheckpointError as error:
+        # After the error, not before the read: the folder can be replaced between a look and a read.
+        found = None if side is None else _replacement(path, side)
+        if found is None:
+            raise
+        raise CheckpointError(
+            f"{path}: must be the checkpoint that was opened, but has been {found} since: open it again"
+        ) from error
+
+
+def _replacement(path: Path, side: SideFile) -> str | None:
+    """Says how a checkpoint has changed since it was opened; None if it has not."""
+    if not path.exists():
+        return "removed"
+    try:
+        present = read_side(path)
+    except CheckpointError:
+        return None
+    if present is None:
+        return "replaced by another program"
+    return None if present.save_id == side.save_id else "replaced by another save"
+
+
+@contextmanager
+def naming_other_programs(path: Path, side: SideFile) -> Iterator[None]:
+    """Tells a checkpoint that is damaged from one over which another program has saved.
+
+    Args:
+        path: folder of the checkpoint.
+        side: its side file.
+    """
+    try:
+        yield
+    except CheckpointError as error:
+        if not _is_of_another_program(path, side):
+            raise
+        old = [SIDE_NAME, *(name for name in _EARLIER_NAMES if _is_as_described(path, name, side))]
+        raise CheckpointError(
+            f"{path}: must be the checkpoint that {SIDE_NAME} describes, but another program has saved here since: "
+            f"remove {', '.join(old)} (from the earlier save) to read what it has saved"
+        ) from error
+
+
+def _is_as_described(path: Path, name: str, side: SideFile) -> bool:
+    content, stored = maybe_read_file(path, name), side.files.get(name)
+    return (
+        content is not None and stored is not None and (len(content), crc32(content)) == (stored.num_bytes, stored.crc)
+    )
+
+
+def _is_of_another_program(path: Path, side: SideFile) -> bool:
+    """True if `.metadata` is whole, and of another length: torch's says more than Trackbed's."""
+    content, stored = maybe_read_file(path, METADATA_NAME), side.files.get(METADATA_NAME)
+    if content is None or stored is None or len(content) == stored.num_bytes:
+        return False
+    try:
+        decode_metadata(content)
+    except CheckpointError:
+        return False
+    return True

@@ -1,8 +1,9 @@
-"""Loads a checkpoint with all ranks."""
+"""Loads a checkpoint with all ranks; tensors of other types only where no value changes."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from itertools import compress
 from math import prod
 from pathlib import Path
@@ -11,18 +12,14 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args, overloa
 import numpy as np
 import torch
 
-from trackbed.checkpoint.exact_cast import is_exact_cast
 from trackbed.checkpoint.folder import CheckpointFolder, local_folder, open_for_all
 from trackbed.checkpoint.format.catalogue import Catalogue, StoredTensor
-from trackbed.checkpoint.io.boxes import BoxReader
-from trackbed.checkpoint.io.parallel_read import Place, read_places
+from trackbed.checkpoint.io.boxes import BoxReader, BoxToFill, fill_boxes
 from trackbed.checkpoint.megatron_arguments import refuses_megatron_arguments
-from trackbed.checkpoint.phases import Observer, Phases
 from trackbed.checkpoint.plan.exchange import Exchange, exchange_parts, must_exchange, parse_exchange, plan_parts
-from trackbed.checkpoint.plan.same_keys import require_distinct
-from trackbed.checkpoint.plan.table import gather_table, has_elements, tabulate
-from trackbed.checkpoint.plan.validate import cover_once, require_valid
-from trackbed.checkpoint.ranks import Meeting, Ranks, meet
+from trackbed.checkpoint.plan.shard_table import gather_table, has_elements, tabulate
+from trackbed.checkpoint.plan.validate import cover_once, require_distinct, require_valid
+from trackbed.checkpoint.ranks import Meeting, Observer, Phases, Ranks, meet
 from trackbed.checkpoint.state.describe import describe_request
 from trackbed.checkpoint.state.sharded_object import ShardedObject
 from trackbed.checkpoint.state.sharded_tensor import ShardedTensor
@@ -292,29 +289,29 @@ def load_shards(
     Raises:
         CheckpointError: a file is damaged, or a rank failed.
     """
-    found: list[Any] = [
+    loaded: list[Any] = [
         None if isinstance(shard, ShardedObject) else _target(shard) if shard.data is None else shard.data
         for shard in shards
     ]
     with torch.no_grad():
         exchanged: set[int] = set()
         if must_exchange(meeting, exchange):
-            exchanged = _exchange(shards, found, folder, meeting)
+            exchanged = _exchange(shards, loaded, folder, meeting)
         places = []
         with BoxReader(folder.path, folder.catalogue) as reader:
             for number, shard in enumerate(shards):
                 if isinstance(shard, ShardedObject):
                     meeting.poll()
-                    found[number] = reader.read_object(shard.unique_key)
+                    loaded[number] = reader.read_object(shard.unique_key)
                 elif number not in exchanged and has_elements(shard):
-                    box = _box(shard, found[number])
+                    box = _box(shard, loaded[number])
                     if shard.allow_shape_mismatch:
                         box.zero_()
-                    places.append(Place(shard.key, box, tuple(shard.global_offset)))
+                    places.append(BoxToFill(shard.key, box, tuple(shard.global_offset)))
         # Ranks begin at different places, so that each byte comes from the disk once where they share a page cache.
         first = len(places) * meeting.rank // meeting.size
-        read_places(places[first:] + places[:first], folder.path, folder.catalogue, meeting.poll)
-    return found
+        fill_boxes(places[first:] + places[:first], folder.path, folder.catalogue, meeting.poll)
+    return loaded
 
 
 def _target(shard: ShardedTensor) -> torch.Tensor:
@@ -326,7 +323,7 @@ def _box(shard: ShardedTensor, data: torch.Tensor) -> torch.Tensor:
     return data.detach()[(None,) * shard.prepend_axis_num]
 
 
-def _exchange(shards: Sequence[Shard], found: Sequence[Any], folder: CheckpointFolder, meeting: Meeting) -> set[int]:
+def _exchange(shards: Sequence[Shard], targets: Sequence[Any], folder: CheckpointFolder, meeting: Meeting) -> set[int]:
     """Collective over the ranks: fills tensors that several ranks want. Returns their places in `shards`."""
     tensors = {
         number: shard
@@ -342,7 +339,7 @@ def _exchange(shards: Sequence[Shard], found: Sequence[Any], folder: CheckpointF
 
     def target(row: int) -> torch.Tensor:
         number = numbers[row - first]
-        return _box(tensors[number], found[number])
+        return _box(tensors[number], targets[number])
 
     with BoxReader(folder.path, folder.catalogue) as reader:
 
@@ -353,3 +350,48 @@ def _exchange(shards: Sequence[Shard], found: Sequence[Any], folder: CheckpointF
         exchange_parts(meeting, table, parts, target, read)
     rows = {row - first for part in parts for row in part.rows.tolist()}
     return {numbers[row] for row in rows if 0 <= row < len(numbers)}
+
+
+_INTEGERS = (
+    *(torch.uint8, torch.uint16, torch.uint32, torch.uint64),
+    *(torch.int8, torch.int16, torch.int32, torch.int64),
+)
+_BITS_OF_INTEGERS = {torch.bool: 1} | {
+    dtype: torch.iinfo(dtype).bits - int(torch.iinfo(dtype).min < 0) for dtype in _INTEGERS
+}
+"""Bits of the largest value of each type."""
+
+
+@lru_cache
+def is_exact_cast(source: torch.dtype, target: torch.dtype) -> bool:
+    """True if the second type has all values of the first.
+
+    >>> is_exact_cast(torch.bfloat16, torch.float32), is_exact_cast(torch.int64, torch.float32)
+    (True, False)
+    """
+    if source == target:
+        return True
+    if target.is_complex:
+        return is_exact_cast(_part_of(source), _part_of(target))
+    if source in _BITS_OF_INTEGERS and target in _BITS_OF_INTEGERS:
+        is_signed = source.is_signed and source != torch.bool
+        return _BITS_OF_INTEGERS[source] <= _BITS_OF_INTEGERS[target] and (target.is_signed or not is_signed)
+    if not target.is_floating_point:
+        return False
+    wide = torch.finfo(target)
+    if source in _BITS_OF_INTEGERS:
+        bits = _BITS_OF_INTEGERS[source]
+        return 2.0**-bits * 2 >= wide.eps and 2.0**bits <= wide.max
+    if not source.is_floating_point:
+        return False
+    narrow = torch.finfo(source)
+    return (
+        narrow.eps >= wide.eps
+        and narrow.max <= wide.max
+        and narrow.smallest_normal * narrow.eps >= wide.smallest_normal * wide.eps
+    )
+
+
+def _part_of(dtype: torch.dtype) -> torch.dtype:
+    """Type of the real part."""
+    return dtype.to_real()

@@ -1,4 +1,4 @@
-"""Ranks that save or load together: they fail together, and send each other bytes.
+"""Ranks that save or load together: they fail together, send each other bytes, and time the phases of their work.
 
 Success and failure are agreed on through `comm.Group`. Tables go over the backend of the process group, where there is
 one, in collectives that each rank enters only after all have met for it, and waits for while it looks for failures of
@@ -23,8 +23,8 @@ import torch.distributed as dist
 
 from trackbed.cancellation import check_wait
 from trackbed.comm import SOLO, Group, Step
-from trackbed.comm.step import Stopped
-from trackbed.comm.torch import TorchGroup, current_group, device_for
+from trackbed.comm.rendezvous import Stopped
+from trackbed.comm.torch_group import TorchGroup, current_group, device_for
 from trackbed.errors import ArgumentError, CheckpointError, CollectiveError
 from trackbed.files.publish import remove_partial
 
@@ -170,14 +170,14 @@ def meet(
     if outer is not None and (group is None or group is outer.group or group is outer.process_group):
         yield outer
         return
-    found, ranks = _ranks(group)
+    members, ranks = _ranks(group)
     make: Callable[[str, Exception | None], CheckpointError]
     make = getattr(error_type, "caused_by", lambda text, _: error_type(text))
     cause: Exception | None = None
     try:
         # The step ends when all ranks have left it.
-        with _removed_after_error() as partials, found.guarded(what) as step:
-            meeting = Meeting(found, step, ranks, partials)
+        with _removed_after_error() as partials, members.guarded(what) as step:
+            meeting = Meeting(members, step, ranks, partials)
             token = _current.set(meeting)
             try:
                 yield meeting
@@ -189,7 +189,7 @@ def meet(
     except CollectiveError as error:
         raise make(str(error), cause) from error
     except Exception as error:  # one process alone raises what it is
-        raise make(f"{what}: rank {found.rank}: {type(error).__name__}: {error}", error) from error
+        raise make(f"{what}: rank {members.rank}: {type(error).__name__}: {error}", error) from error
 
 
 @contextmanager
@@ -239,3 +239,26 @@ def _ranks(group: Ranks) -> tuple[Group, Any]:
     if ranks not in _groups:
         _groups[ranks] = TorchGroup(ranks)
     return _groups[ranks], ranks
+
+
+Observer = Callable[[str, float], None]
+"""Called with the name of a phase, and its seconds."""
+
+
+class Phases:
+    """Times phases.
+
+    Args:
+        observe: called after each phase; None for no one.
+    """
+
+    def __init__(self, observe: Observer | None) -> None:
+        self._observe = observe
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        """Times the block, unless it fails."""
+        start = time.perf_counter()
+        yield
+        if self._observe is not None:
+            self._observe(name, time.perf_counter() - start)

@@ -8,7 +8,7 @@ from typing import Final
 
 from trackbed.checkpoint.folder import commit_checkpoint, link_or_copy, open_folder
 from trackbed.checkpoint.format.dcp_metadata import METADATA_NAME, encode_metadata
-from trackbed.checkpoint.format.extents import SIDE_NAME, StoredFile
+from trackbed.checkpoint.format.extents import SIDE_NAME, FileChecksum
 from trackbed.files.checksum import crc32
 from trackbed.files.publish import remove_partial, write_new
 from trackbed.files.publish_folder import flush_files, make_partial_folder
@@ -35,7 +35,7 @@ def remove_tensors(folder: Path, is_removed: Callable[[str], bool]) -> None:
     contents = {METADATA_NAME: encode_metadata(catalogue)}
     if opened.side is not None:
         files = {name: stored for name, stored in opened.side.files.items() if name not in emptied}
-        files[METADATA_NAME] = StoredFile(len(contents[METADATA_NAME]), crc32(contents[METADATA_NAME]))
+        files[METADATA_NAME] = FileChecksum(len(contents[METADATA_NAME]), crc32(contents[METADATA_NAME]))
         contents[SIDE_NAME] = replace(opened.side, files=files, catalogue=catalogue).encode()
     partial = make_partial_folder(folder.absolute(), may_replace=lambda _: True)
     try:

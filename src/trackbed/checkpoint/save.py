@@ -13,25 +13,21 @@ import torch
 from trackbed.checkpoint.folder import COMMON_NAME, commit_checkpoint, data_name, target_folder
 from trackbed.checkpoint.format.config_file import CONFIG_NAME, CheckpointingConfig
 from trackbed.checkpoint.format.dcp_metadata import METADATA_NAME, encode_metadata
-from trackbed.checkpoint.format.extents import SIDE_NAME, SideFile, StoredFile
+from trackbed.checkpoint.format.extents import SIDE_NAME, FileChecksum, SideFile
 from trackbed.checkpoint.format.safe_pickle import torch_bytes
-from trackbed.checkpoint.io.writer import WrittenItem, write_items
+from trackbed.checkpoint.io.file_writer import WrittenItem, write_items
 from trackbed.checkpoint.io.written_files import WrittenFiles, catalogue_of
 from trackbed.checkpoint.megatron_arguments import refuses_megatron_arguments
-from trackbed.checkpoint.phases import Observer, Phases
 from trackbed.checkpoint.plan.assignment import Assignment, plan_balanced
-from trackbed.checkpoint.plan.main_replicas import require_main_replicas
-from trackbed.checkpoint.plan.same_keys import require_distinct
-from trackbed.checkpoint.plan.table import Table, gather_table, is_written, tabulate
-from trackbed.checkpoint.plan.validate import require_valid
-from trackbed.checkpoint.ranks import Meeting, Ranks, meet
+from trackbed.checkpoint.plan.shard_table import Table, gather_table, is_written, tabulate
+from trackbed.checkpoint.plan.validate import require_distinct, require_main_replicas, require_valid
+from trackbed.checkpoint.ranks import Meeting, Observer, Phases, Ranks, meet
 from trackbed.checkpoint.state.describe import describe_state
 from trackbed.checkpoint.state.partial_tensors import check_whole, check_whole_shards
 from trackbed.checkpoint.state.plain_tensors import check_same, digesting
-from trackbed.checkpoint.state.sharded_base import is_main_replica
 from trackbed.checkpoint.state.sharded_object import ShardedObject
-from trackbed.checkpoint.state.sharded_tensor import ShardedTensor
-from trackbed.comm.torch import check_initialized
+from trackbed.checkpoint.state.sharded_tensor import ShardedTensor, is_main_replica
+from trackbed.comm.torch_group import check_initialized
 from trackbed.errors import CheckpointError
 from trackbed.files.checksum import crc32
 from trackbed.files.publish import write_new
@@ -113,9 +109,9 @@ def _save(
             names = [data_name(meeting.rank)] * len(values)
             written = write_shards(partial, values, names, meeting.poll, direct=direct)
         with phases("collect"):
-            own = plain_tensors()
-            found, digests = collect_beside(meeting, written, own.digest())
-            check_same(meeting, own, digests)
+            own_tensors = plain_tensors()
+            written_by_rank, digests = collect_beside(meeting, written, own_tensors.digest())
+            check_same(meeting, own_tensors, digests)
     with phases("commit"):
         if meeting.rank == 0:
             config = CheckpointingConfig("torch_dist", 1)
@@ -123,7 +119,7 @@ def _save(
                 COMMON_NAME: torch_bytes(described.common_with(content), COMMON_NAME),
                 CONFIG_NAME: config.encode(),
             }
-            write_descriptions(partial, plan, found, contents)
+            write_descriptions(partial, plan, written_by_rank, contents)
             commit_checkpoint(partial, folder)
 
 
@@ -189,19 +185,19 @@ def agree_on_plan(
     """
     # Rounded, so that an object that grows a little changes no plan.
     sizes = [len(objects.get(number, b"")) for number, shard in enumerate(shards) if isinstance(shard, ShardedObject)]
-    own = tabulate(shards, meeting.rank, [size // _OBJECT_STEP * _OBJECT_STEP for size in sizes])
-    digest = own.digest()
+    own_table = tabulate(shards, meeting.rank, [size // _OBJECT_STEP * _OBJECT_STEP for size in sizes])
+    digest = own_table.digest()
     last = _last_plans.get(meeting.group) if meeting.size > 1 else None
     if last is not None and ((last.digest, last.choose) != (digest, choose) or (validates and not last.is_validated)):
         last = None
     if meeting.size > 1:
-        said = meeting.group.all_gather([_SAVE, None if last is None else last.name])
-        for rank, one in enumerate(said):
-            if not isinstance(one, list) or one[:1] != [_SAVE]:
+        announced = meeting.group.all_gather([_SAVE, None if last is None else last.name])
+        for rank, announcement in enumerate(announced):
+            if not isinstance(announcement, list) or announcement[:1] != [_SAVE]:
                 raise CheckpointError(f"all ranks must save at the same time, but rank {rank} is at another operation")
-        if last is not None and all(name == last.name for _, name in said):
+        if last is not None and all(name == last.name for _, name in announced):
             return last.plan
-    table, first_row = gather_table(meeting, own)
+    table, first_row = gather_table(meeting, own_table)
     if validates:
         require_valid(table)
     else:
@@ -287,7 +283,7 @@ def write_shards(
     for name in dict.fromkeys(names):
         numbers = [number for number, found in enumerate(names) if found == name]
         written = write_items(folder / name, (values[number] for number in numbers), direct=direct, poll=poll)
-        files[name] = StoredFile(written.num_bytes, written.crc)
+        files[name] = FileChecksum(written.num_bytes, written.crc)
         for number, item in zip(numbers, written.items, strict=True):
             items[number] = (name, item)
     return WrittenFiles.make(files, [item for item in items if item is not None])
@@ -320,22 +316,24 @@ def collect_beside(meeting: Meeting, written: WrittenFiles, more: bytes) -> tupl
     return found, [content[: len(more)] for content in contents]
 
 
-def write_descriptions(folder: Path, plan: SavePlan, found: Sequence[WrittenFiles], contents: dict[str, bytes]) -> None:
+def write_descriptions(
+    folder: Path, plan: SavePlan, written_by_rank: Sequence[WrittenFiles], contents: dict[str, bytes]
+) -> None:
     """Writes `.metadata` and the side file, and further files that it is to describe, and flushes them.
 
     Args:
         folder: folder of the files.
         plan: plan of the save.
-        found: files of all ranks.
+        written_by_rank: files of all ranks.
         contents: further files by name.
 
     Raises:
         OSError: a file cannot be written.
     """
-    catalogue = catalogue_of(plan.table, plan.assignment, found)
+    catalogue = catalogue_of(plan.table, plan.assignment, written_by_rank)
     contents = {METADATA_NAME: encode_metadata(catalogue), **contents}
-    files = {name: stored for written in found for name, stored in written.files.items()}
-    files |= {name: StoredFile(len(content), crc32(content)) for name, content in contents.items()}
+    files = {name: stored for written in written_by_rank for name, stored in written.files.items()}
+    files |= {name: FileChecksum(len(content), crc32(content)) for name, content in contents.items()}
     contents[SIDE_NAME] = SideFile(uuid.uuid4().hex, files, catalogue).encode()
     for name, content in contents.items():
         write_new(folder / name, content)

@@ -25,7 +25,7 @@ from typing import Any, Final
 
 import orjson
 
-from trackbed.comm.report import describe_crossing
+from trackbed.comm.outcomes import describe_crossing
 from trackbed.comm.store import Store, StoreTampered
 from trackbed.errors import CollectiveError
 
@@ -50,7 +50,7 @@ class Operation:
     what: str
     """Description."""
     ranks: Sequence[int] | None = None
-    """Numbers in the job of the ranks that take part; None for those of the guarded step."""
+    """Numbers in the job of the ranks that take part; None for the ranks of the guarded step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class WaitRecord:
 
 
 def find_crossing(records: Mapping[int, WaitRecord]) -> tuple[list[int], list[int]] | None:
-    """Finds ranks that wait for each other at two operations: those at the one, and those at the other. Pure.
+    """Finds ranks that wait for each other: the ranks at one operation, and the ranks at another. Pure.
 
     Args:
         records: record of each rank that has waited, by its number in the job.
@@ -114,7 +114,7 @@ class CrossedWaits:
         name: name of the rendezvous at which the step ends.
         rank: number of this rank in the group.
         job_ranks: number in the job of each rank of the group.
-        counts: for each domain whose operations are entered elsewhere, the number of those that have been.
+        counts: number of operations that were entered, for each domain whose operations are entered elsewhere.
     """
 
     def __init__(
@@ -154,11 +154,15 @@ class CrossedWaits:
         counts = {domain: (number(),) for domain, number in self._counts.items()}
         key = self._key(f"wait/{self._rank}")
         self.keys_to_delete |= {key, self._key("waits")}
+        # The record before the count: the rank that reads for this count must find it, as no other rank reads for that
+        # count.
         self._store.set(key, WaitRecord(operation, {**self._entered, **counts}).encode())
         self._store.add(self._key("waits"), 1)
 
     def read(self) -> None:
         """Reads what all ranks wrote, unless another rank does."""
+        # Ranks that began to wait at the same time would all read everything: the first to claim the count does it for
+        # them. A rank that writes later raises the count, and reads again.
         claim = self._key(f"reader/{self._store.add(self._key('waits'), 0)}")
         if self._store.set_first(claim, b"%d" % self._rank) != b"%d" % self._rank:
             return
@@ -228,6 +232,7 @@ class Wait:
 
 def begin_wait(operation: Operation) -> Wait:
     """Notes that this thread enters an operation, for which it may have to wait. Makes no request."""
+    # A context may be copied to another thread, whose waits have no place in the order of the step's.
     watches = [watch for watch in _WATCHES.get() if watch.is_own_thread()]
     for watch in watches:
         watch.enter(operation)

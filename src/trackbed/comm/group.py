@@ -39,7 +39,7 @@ class Step(Protocol):
         entered, one of them raises a CollectiveError within a second.
 
         Args:
-            counts: for each domain of operations that are entered without waiting, the number of those that have been.
+            counts: number of operations that were entered, for each domain of operations entered without waiting.
         """
         ...
 

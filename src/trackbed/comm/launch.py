@@ -1,6 +1,14 @@
-"""Group of the processes that a launcher (torchrun or srun) started, from its environment variables."""
+"""Group of the processes that a launcher (torchrun or srun) started, from its environment variables.
 
+Rank 0 serves the rendezvous store, unless torchrun's agent does, at a socket that is bound to a single interface.
+"""
+
+import errno
+import ipaddress
+import logging
 import os
+import re
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -10,14 +18,12 @@ from typing import Final
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch does not say that it exports
 
+from trackbed.comm.blocking_calls import Worker
 from trackbed.comm.group import SOLO, Group
-from trackbed.comm.server_socket import LOOPBACK, listen_at, own_addresses
-from trackbed.comm.slurm import first_host, step_port
 from trackbed.comm.store import Connection
 from trackbed.comm.store_group import StoreGroup
-from trackbed.comm.torch import is_served_by_agent
+from trackbed.comm.torch_group import is_served_by_agent
 from trackbed.comm.torch_store import connect_to, share_store
-from trackbed.comm.worker import Worker
 from trackbed.errors import ArgumentError, CollectiveError
 from trackbed.kernels import available_threads
 
@@ -67,6 +73,8 @@ def group_from_environment(
     if launch is None or launch.size == 1:
         return SOLO
     timeout_seconds = DEFAULT_TIMEOUT_SECONDS if timeout_seconds is None else timeout_seconds
+    # The groups of a process are numbered in the order of their creation. It is the same on all ranks, so that the keys
+    # of two groups at one address do not mix.
     has_agent = is_served_by_agent()
     return StoreGroup(
         partial(_connect, launch, f"trackbed/{launch.attempt}/{next(_SERIAL)}", timeout_seconds, has_agent=has_agent),
@@ -196,3 +204,122 @@ def _serve(host: str, port: int) -> str:
         )
     )
     return address
+
+
+_FIRST: Final = re.compile(r"(?P<prefix>[^\[\],\s]+)(?:\[(?P<number>\d+)[^\]]*\](?P<suffix>[^,\[]*))?(?:,|$)")
+_FIRST_PORT: Final = 10_000
+_NUM_PORTS: Final = 20_000
+_STEP_STRIDE: Final = 7_919
+"""Prime, so that the steps of a job cycle through all ports."""
+
+
+def first_host(nodes: str) -> str:
+    """Returns the first host of a list in Slurm's compressed form.
+
+    >>> first_host("gpu[007-009,12],login1"), first_host("a1,a2"), first_host("rack[1-2]-ib,b")
+    ('gpu007', 'a1', 'rack1-ib')
+    """
+    match = _FIRST.match(nodes.strip())
+    if match is None:
+        raise ArgumentError(f"SLURM_NODELIST must be a list of hosts, but is {nodes!r}")
+    return "".join(part or "" for part in match.group("prefix", "number", "suffix"))
+
+
+def step_port(job: int, step: int = 0) -> int:
+    """Returns the port of the rendezvous store for a step of a job; below the range of ephemeral ports.
+
+    Steps of one job may run side by side on one host, as may jobs with consecutive numbers.
+
+    >>> step_port(123456), step_port(123456, 1), step_port(123457)
+    (13456, 21375, 13457)
+    """
+    return _FIRST_PORT + (job + _STEP_STRIDE * step) % _NUM_PORTS
+
+
+logger = logging.getLogger(__name__)
+
+LOOPBACK: Final = "127.0.0.1"
+_ANY_PORT: Final = 9  # nothing is sent to it
+
+
+def own_addresses(host: str, environment: Mapping[str, str]) -> list[str]:
+    """Returns the addresses of this host at which other hosts can reach it, the best first.
+
+    Many systems resolve their own name to a loopback address. The address is then the one from which this host reaches
+    the host that launched the Slurm step.
+
+    Args:
+        host: name or address of this host.
+        environment: environment variables; SLURM_LAUNCH_NODE_IPADDR is optional.
+
+    >>> own_addresses("127.0.0.1", {}), own_addresses("192.0.2.7", {})
+    (['127.0.0.1'], ['192.0.2.7'])
+    """
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise CollectiveError(f"{host}: must be the name or an address of the host of rank 0, but: {error}") from None
+    addresses = list(dict.fromkeys(str(place[4][0]) for place in found))
+    launcher = environment.get("SLURM_LAUNCH_NODE_IPADDR")
+    if launcher and not _is_literal(host) and all(map(_is_loopback, addresses)):
+        towards = _address_towards(launcher)
+        addresses = addresses if towards is None else [towards]
+    if not _is_literal(host) and all(map(_is_loopback, addresses)):
+        logger.warning(
+            "%s resolves to %s, which other hosts cannot reach: if there are any, set MASTER_ADDR to one that they can",
+            host,
+            addresses[0],
+        )
+    return addresses
+
+
+def listen_at(addresses: list[str], port: int) -> socket.socket:
+    """Opens a socket that listens at the first of these addresses that this host has.
+
+    Args:
+        addresses: at least one, IPv4 or IPv6.
+        port: in `[0, 65536)`; 0 for any free port.
+    """
+    for address in addresses:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((address, port))
+            listener.listen(socket.SOMAXCONN)
+        except OSError as error:
+            listener.close()
+            if error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                continue
+            raise CollectiveError(
+                f"{address}:{port}: must be free for the ranks' store, but: {error.strerror}"
+            ) from None
+        return listener
+    raise CollectiveError(
+        f"{', '.join(addresses)}: must be an address of the host of rank 0, but is none: set MASTER_ADDR to one at "
+        "which the other hosts reach it"
+    )
+
+
+def _is_literal(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return host == "localhost"
+    return True
+
+
+def _is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+
+
+def _address_towards(other: str) -> str | None:
+    """Returns the address from which this host sends to `other`; None if there is none but loopback."""
+    try:
+        family = socket.AF_INET6 if ":" in other else socket.AF_INET
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((other, _ANY_PORT))  # sends nothing
+            address = str(probe.getsockname()[0])
+    except OSError:
+        return None
+    return None if _is_loopback(address) else address

@@ -24,17 +24,17 @@ tell the ranks when to look. A `SealedStore` protects the values themselves.
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain
-from typing import Final, Self
+from typing import Final, Self, TypeVar
 
 from trackbed.cancellation import check_wait
-from trackbed.comm.crossed_waits import CHECK_SECONDS, Operation, Wait, begin_wait
-from trackbed.comm.participant import Arrival, Participant, RankRecord
-from trackbed.comm.report import (
-    Failure,
-    Outcome,
+from trackbed.comm.crossed_waits import CHECK_SECONDS, CrossedWaits, Operation, Wait, begin_wait
+from trackbed.comm.outcomes import (
+    RankFailure,
+    RendezvousOutcome,
     describe_cause,
     describe_ended,
     describe_failures,
@@ -43,12 +43,14 @@ from trackbed.comm.report import (
     describe_silence,
     describe_tampering,
 )
+from trackbed.comm.participant import Arrival, Participant, RankRecord
 from trackbed.comm.store import KeyWatch, Store, StoreTampered, StoreUnreachable
-from trackbed.comm.watchdog import Watchdog
+from trackbed.comm.watchdog import CHECKS_PER_TIMEOUT, Watchdog
+from trackbed.errors import CollectiveError
 
 logger = logging.getLogger(__name__)
 
-Conclude = Callable[[Sequence[RankRecord]], Outcome]
+Conclude = Callable[[Sequence[RankRecord]], RendezvousOutcome]
 """Computes the outcome from all ranks' records, in rank order; called on the last rank to arrive if none failed."""
 
 _GRACE_SECONDS: Final = 0.5
@@ -68,13 +70,15 @@ _LAST: Final = 1 << 62
 """More than the number of any rendezvous inside another one."""
 
 
-def publish_outcome(store: Store, rendezvous: str, outcome: Outcome) -> Outcome:
+def publish_outcome(store: Store, rendezvous: str, outcome: RendezvousOutcome) -> RendezvousOutcome:
     """Ends a rendezvous with an outcome, unless it has already ended. Returns the outcome that holds."""
     try:
+        # The first one decides. Two ranks may end a rendezvous at the same moment: the last to arrive, and one that
+        # takes that rank for dead.
         held = store.set_first(f"{rendezvous}/outcome", outcome.encode())
     finally:
         store.set(f"{rendezvous}/flag", b"")  # so that all ranks read the stored outcome, valid or not
-    return Outcome.decode(held)
+    return RendezvousOutcome.decode(held)
 
 
 class Rendezvous:
@@ -120,10 +124,12 @@ class Rendezvous:
             ended = self.participant.peers.ended()
             if ended and describe_ended(ended) not in cause:  # a library names a lost connection only
                 cause = f"{cause}; {describe_ended(ended)}"
-            store.set(key, Failure(self.participant.rank, cause).encode())
+            # Before the flag: whoever sees the flag may sum up the failures at once, and would find one without a
+            # cause.
+            store.set(key, RankFailure(self.participant.rank, cause).encode())
         store.set(self._key("flag"), b"")
 
-    def arrive_and_wait(self) -> Outcome:
+    def arrive_and_wait(self) -> RendezvousOutcome:
         """Arrives, waits until the rendezvous has ended, and returns its outcome, which is the same on all ranks."""
         operation = Operation(
             self.participant.domain, _position_of(self.name), self.operation, self.participant.job_ranks
@@ -136,7 +142,7 @@ class Rendezvous:
         self.flag.wait(min(_FLAG_SECONDS, self.participant.timeout_seconds))
         return outcome
 
-    def leave(self, outcome: Outcome) -> None:
+    def leave(self, outcome: RendezvousOutcome) -> None:
         """Leaves: the process that hosts the store may end once all ranks have made their last request."""
         # A rank that was stopped has yet to reach the end of the enclosing step.
         if self.participant.store_host is not None and not outcome.is_stop:
@@ -145,7 +151,7 @@ class Rendezvous:
                 num_readers=outcome.num_readers or self.participant.size,
             )
 
-    def leave_after_tampering(self, outcome: Outcome, *, next_rendezvous: str) -> None:
+    def leave_after_tampering(self, outcome: RendezvousOutcome, *, next_rendezvous: str) -> None:
         """Publishes, here and at the next rendezvous, why this rank arrives no more, as far as the store allows."""
         for name in (self.name, next_rendezvous):
             with contextlib.suppress(StoreUnreachable):
@@ -155,21 +161,23 @@ class Rendezvous:
 
     def _arrive(self) -> int:
         """Counts this rank as arrived, and as failed if it has. Returns the sum of the counter `count`."""
+        # The record before the count: the rank that completes the count reads all records at once.
         self.participant.arrive(self.name, self.arrival)
         return self.participant.store.add(self._key("count"), 1 if self._failure_order is None else _ONE_FAILED + 1)
 
-    def _wait(self, count: int, wait: Wait) -> Outcome:
+    def _wait(self, count: int, wait: Wait) -> RendezvousOutcome:
         num_failed, num_arrived = divmod(count, _ONE_FAILED)
         if not 1 <= num_arrived <= self.participant.size:
             raise StoreTampered(f"{self._key('count')!r} must be in [1, {self.participant.size}], but is {num_arrived}")
         if num_arrived == self.participant.size:
             self.keys_to_delete += [self._key(last) for last in ("count", "flag", "outcome")]
             return self.publish_outcome(self._sum_up_failures() if num_failed else self._conclude_records())
+        # The first to fail leaves the others a moment to fail, too, so that all are named. They wait for its outcome.
         if self._failure_order == 1:
             return self._read_outcome(_GRACE_SECONDS)
         return self._wait_for_flag(Watchdog(self.participant, self.name, is_active=num_arrived == 1), wait)
 
-    def _wait_for_flag(self, watchdog: Watchdog, wait: Wait) -> Outcome:
+    def _wait_for_flag(self, watchdog: Watchdog, wait: Wait) -> RendezvousOutcome:
         is_warned = False
         look_seconds = _FIRST_LOOK_SECONDS
         look_at = time.monotonic() + look_seconds
@@ -183,15 +191,18 @@ class Rendezvous:
                 look_at = time.monotonic() + look_seconds
                 self.participant.peers.meet(self.participant.store, is_complete=False)
             lost = self.lost_ranks()
+            # The rank that has ended may have been the last to arrive, and have set the outcome just before.
             if lost and not self.flag.wait(_LAST_WORDS_SECONDS):
                 words = f"{self.operation}: {describe_ended(lost)}"
                 num_readers = self.participant.size - len(self.participant.peers.ended())
-                return self.publish_outcome(Outcome(error=words, is_broken=True, num_readers=num_readers))
+                return self.publish_outcome(RendezvousOutcome(error=words, is_broken=True, num_readers=num_readers))
             missing = watchdog.check()
             if missing is not None:
                 seconds = self.participant.timeout_seconds
                 words = describe_silence(self.what, missing=missing.silent, waiting=missing.waiting, seconds=seconds)
-                return self.publish_outcome(Outcome(error=words, is_broken=True, num_readers=len(missing.waiting)))
+                return self.publish_outcome(
+                    RendezvousOutcome(error=words, is_broken=True, num_readers=len(missing.waiting))
+                )
             if watchdog.late and not is_warned:
                 is_warned = True
                 logger.warning("%s", describe_late(self.what, late=watchdog.late, rank=self.participant.rank))
@@ -207,40 +218,42 @@ class Rendezvous:
         arrived = {rank for rank, record in records.items() if record is not None and record.rendezvous == self.name}
         return {rank: process for rank, process in ended.items() if rank not in arrived}
 
-    def _read_outcome(self, wait_seconds: float) -> Outcome:
+    def _read_outcome(self, wait_seconds: float) -> RendezvousOutcome:
         """Reads the outcome; if there is none after `wait_seconds`, publishes one that sums up the failures."""
         store = self.participant.store
         key = self._key("outcome")
         if store.has([key]) or store.watch(key).wait(wait_seconds):
-            return Outcome.decode(store.get(key))
+            return RendezvousOutcome.decode(store.get(key))
         return self.publish_outcome(self._sum_up_failures())
 
-    def publish_outcome(self, outcome: Outcome) -> Outcome:
+    def publish_outcome(self, outcome: RendezvousOutcome) -> RendezvousOutcome:
         """Ends the rendezvous with an outcome, unless it has already ended. Returns the outcome that holds."""
         return publish_outcome(self.participant.store, self.name, outcome)
 
-    def _conclude_records(self) -> Outcome:
+    def _conclude_records(self) -> RendezvousOutcome:
         """Computes the outcome where no rank has reported a failure."""
         try:
             records = self.participant.read_all()
             _check_arrivals(self.name, records)
             difference = describe_operations({rank: record.operation for rank, record in enumerate(records)})
-            return self._conclude(records) if difference is None else Outcome(error=difference)
+            return self._conclude(records) if difference is None else RendezvousOutcome(error=difference)
         except StoreTampered as error:
-            return Outcome(error=describe_tampering(self.what, error), is_broken=True)
+            return RendezvousOutcome(error=describe_tampering(self.what, error), is_broken=True)
 
-    def _sum_up_failures(self) -> Outcome:
+    def _sum_up_failures(self) -> RendezvousOutcome:
         store = self.participant.store
         total = store.add(self._key("failures"), 0)
         if not 1 <= total <= self.participant.size:
             raise StoreTampered(f"{self._key('outcome')!r} must be there unless a rank has failed, but is gone")
         keys = [self._key(f"failure/{order}") for order in range(1, min(total, _MAX_REPORTED_FAILURES) + 1)]
-        failures = [Failure.decode(store.get(key)) for key in keys if store.has([key])]
-        return Outcome(error=describe_failures(self.what, failures, total=total))
+        failures = [RankFailure.decode(store.get(key)) for key in keys if store.has([key])]
+        return RendezvousOutcome(error=describe_failures(self.what, failures, total=total))
 
     def _linger(self, wait_seconds: float, *, num_readers: int) -> None:
         """Waits, in the process that hosts the store, until all other ranks have read the outcome and tidied up."""
         store = self.participant.store
+        # The store ends with the process of its host. If that went on to its end at once, ranks that have yet to read
+        # the outcome would report a lost store in the place of a success.
         if store.add(self._key("readers"), 1) == num_readers:
             self.keys_to_delete += [self._key("readers"), self._key("read")]
             store.set(self._key("read"), b"")
@@ -262,7 +275,7 @@ class Rendezvous:
 
 
 def _position_of(name: str) -> tuple[int, ...]:
-    """Place of a rendezvous in the order in which ranks arrive: those inside of it come before it."""
+    """Place of a rendezvous in the order in which ranks arrive: after every rendezvous inside of it."""
     return (*map(int, name.split(".")), _LAST)
 
 
@@ -279,3 +292,87 @@ def _check_arrivals(name: str, records: Sequence[RankRecord]) -> None:
         taken = sorted(chain.from_iterable(record.taken.get(counter, []) for record in records))
         if taken != list(range(len(taken))):
             raise StoreTampered(f"{counter!r} must give each number once and leave none out, but did not")
+
+
+E = TypeVar("E", bound=BaseException)
+
+_STEP_LAST_WORDS_SECONDS: Final = 0.75
+"""Time that is left, after a rank was seen to have ended, for what it has sent before."""
+
+
+class Stopped(Exception):  # noqa: N818  it never leaves the step
+    """Another rank has failed, so this rank stops its work. The end of the step reports the failure."""
+
+
+def cause_of(error: BaseException | None, kind: type[E]) -> E | None:
+    """Returns the first exception of type `kind` in the chain of causes and contexts of `error`; None if none."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        if isinstance(error, kind):
+            return error
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__
+    return None
+
+
+class SharedStep:
+    """Step of a group with a store.
+
+    Args:
+        rendezvous: rendezvous at which the step ends.
+        max_heartbeat_gap_seconds: see `Group.guarded`.
+    """
+
+    def __init__(self, rendezvous: Rendezvous, *, max_heartbeat_gap_seconds: float) -> None:
+        self._rendezvous = rendezvous
+        self._gap = min(max_heartbeat_gap_seconds, rendezvous.participant.timeout_seconds / CHECKS_PER_TIMEOUT)
+        self._next_heartbeat = time.monotonic() + self._gap
+        self._noticed: tuple[frozenset[int], float] = (frozenset(), 0.0)
+        """Ranks that were seen to have ended, and when."""
+
+    @contextmanager
+    def watching_waits(self, counts: Mapping[str, Callable[[], int]]) -> Iterator[None]:
+        """Raises, in the block, if ranks wait for each other at different operations. See `Step`."""
+        participant = self._rendezvous.participant
+        watch = CrossedWaits(participant.store, self._rendezvous.name, participant.rank, participant.job_ranks, counts)
+        self._rendezvous.is_watched = True
+        try:
+            with watch.watching():
+                yield
+        finally:
+            self._rendezvous.keys_to_delete += sorted(watch.keys_to_delete)
+
+    def check(self) -> None:
+        """Raises if another rank has failed. Makes no request."""
+        if self._rendezvous.flag.has_fired():
+            raise Stopped
+
+    def poll(self, done: int) -> None:
+        """Sends a heartbeat if one is due; raises if another rank has failed.
+
+        Its only requests are heartbeats, at most one in each gap.
+        """
+        self.check()
+        self._check_peers()
+        now = time.monotonic()
+        if now >= self._next_heartbeat:
+            # Two threads may get here at the same time, and send two heartbeats.
+            self._next_heartbeat = now + self._gap
+            self._rendezvous.participant.send_heartbeat()
+
+    def _check_peers(self) -> None:
+        """Raises if a rank of this host has ended without arriving at the end of the step."""
+        ended = frozenset(self._rendezvous.participant.peers.ended())
+        if not ended:
+            return
+        # Two looks, some time apart: the rank may have arrived, or reported its failure, just before it ended, and what
+        # it has sent is still on its way.
+        noticed, since = self._noticed
+        now = time.monotonic()
+        if ended != noticed:
+            self._noticed = (ended, now)
+        elif now - since >= _STEP_LAST_WORDS_SECONDS:
+            lost = self._rendezvous.lost_ranks()
+            if lost:
+                raise CollectiveError(describe_ended(lost))
+            self._noticed = (ended, float("inf"))  # all of them have done their part

@@ -1,14 +1,17 @@
-"""Memory that processes of one host share, without a name in any file system."""
+"""Memory that processes of one host share, without a name in any file system, and counters there."""
 
 import contextlib
 import mmap
 import os
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, Self
 
 import numpy as np
 import numpy.typing as npt
+
+from trackbed.comm import _native
 
 _PREFIX: Final = "trackbed-"
 
@@ -91,3 +94,39 @@ def _map(descriptor: int, num_bytes: int) -> mmap.mmap:
     with contextlib.suppress(OSError):  # a kernel without huge pages
         mapping.madvise(mmap.MADV_HUGEPAGE)
     return mapping
+
+
+COUNTER_BYTES = 4 * _native.COUNTER_WORDS
+
+
+class SharedCounters:
+    """Counters, each written by one process, on which others sleep until it has counted.
+
+    They begin at 0 and wrap around at 2**32.
+
+    Args:
+        memory: shared memory of `COUNTER_BYTES` for each counter.
+    """
+
+    def __init__(self, memory: SharedMemory) -> None:
+        self._words = memory.view("uint32")
+
+    def set(self, index: int, count: int) -> None:
+        """Sets a counter and wakes its waiters, which then see all that this process has written before."""
+        _native.set_counter(self._words, index, count & 0xFFFFFFFF)
+
+    def wait(self, first: int, number: int, count: int, poll: Callable[[int], object]) -> None:
+        """Sleeps until each of `number` counters, from `first`, has reached `count`.
+
+        Args:
+            first: first counter.
+            number: number of counters.
+            count: count to wait for, less than 2**31 away from each counter.
+            poll: called every 50 ms; an exception of it ends the wait.
+        """
+        _native.wait_for_counters(self._words, first, number, count & 0xFFFFFFFF, poll)
+
+    def has_reached(self, index: int, count: int) -> bool:
+        """True if a counter has reached `count`."""
+        found = int(self._words[index * _native.COUNTER_WORDS])
+        return (found - count) & 0xFFFFFFFF < 1 << 31

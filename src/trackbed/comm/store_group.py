@@ -13,22 +13,19 @@ from typing import Any
 
 import orjson
 
+from trackbed.comm.difference import describe_difference
 from trackbed.comm.group import Step, check_child_name, check_source
-from trackbed.comm.participant import Arrival, Participant, RankRecord
-from trackbed.comm.peers import Peers
-from trackbed.comm.rendezvous import Conclude, Rendezvous, publish_outcome
-from trackbed.comm.report import (
-    Failure,
-    Outcome,
+from trackbed.comm.outcomes import (
+    RankFailure,
+    RendezvousOutcome,
     describe_cause,
-    describe_difference,
     describe_ended,
     describe_failures,
     describe_tampering,
 )
-from trackbed.comm.sealed_store import SealedStore
-from trackbed.comm.step import SharedStep, Stopped, cause_of
-from trackbed.comm.store import Connection, HostAware, Store, StoreClosed, StoreTampered, StoreUnreachable
+from trackbed.comm.participant import Arrival, Participant, Peers, RankRecord
+from trackbed.comm.rendezvous import Conclude, Rendezvous, SharedStep, Stopped, cause_of, publish_outcome
+from trackbed.comm.store import Connection, HostAware, SealedStore, Store, StoreClosed, StoreTampered, StoreUnreachable
 from trackbed.errors import ArgumentError, CollectiveError
 
 
@@ -98,7 +95,7 @@ class StoreGroup:
 
     @contextlib.contextmanager
     def _step(self, what: str, max_heartbeat_gap_seconds: float) -> Iterator[Step]:
-        with self._rendezvous(what, lambda _: Outcome()) as rendezvous:
+        with self._rendezvous(what, lambda _: RendezvousOutcome()) as rendezvous:
             yield SharedStep(rendezvous, max_heartbeat_gap_seconds=max_heartbeat_gap_seconds)
 
     def all_gather(self, value: Any) -> list[Any]:
@@ -122,7 +119,7 @@ class StoreGroup:
 
     def barrier(self) -> None:
         """Collective over the group: returns once every rank has arrived. See `Group`."""
-        self._exchange("barrier", lambda: b"null", lambda _: Outcome())
+        self._exchange("barrier", lambda: b"null", lambda _: RendezvousOutcome())
 
     def counter(self, name: str) -> Callable[[], int]:
         """Creates a counter shared by all ranks, which starts at 0. See `Group`."""
@@ -130,10 +127,12 @@ class StoreGroup:
 
         def take() -> int:
             number = self._participant.store.add(key, 1) - 1
+            # Any thread may take numbers. All ranks' numbers are compared at the next rendezvous, so none may be lost.
             with self._taken_lock:
                 if number < 0 or number in self._taken[key]:
                     raise StoreTampered(f"{key!r} must only ever rise, but gave {number}")
                 self._taken[key].append(number)
+            # One rank deletes the counter: the only one that has got its first number.
             if number == 0:
                 self._keys_to_delete.append(key)
             return number
@@ -170,6 +169,7 @@ class StoreGroup:
             known_processes=self._peers.known,
             path=f"{self._path}child/{name}/",
         )
+        # One operation: of two threads that ask for the same name, one must get the error, as their keys would mix.
         if self._children.setdefault(name, child) is not child:
             raise ArgumentError(
                 f"name must be one that no other child of this group has, but is {name!r}, which one has"
@@ -184,15 +184,18 @@ class StoreGroup:
         Args:
             reason: end of the error, after the number of the rank.
         """
+        # Children too: failures of this group do not reach ranks that wait in a child.
         for child in list(self._children.values()):
             child.leave(reason)
         if self._broken is None:
             self._broken = f"rank {self.rank} {reason}"
             with contextlib.suppress(StoreUnreachable):
-                publish_outcome(self._participant.store, self._next_name(), Outcome(error=self._broken, is_broken=True))
+                publish_outcome(
+                    self._participant.store, self._next_name(), RendezvousOutcome(error=self._broken, is_broken=True)
+                )
 
     def _exchange(self, what: str, write: Callable[[], bytes], conclude: Conclude) -> Any:
-        outcomes: list[Outcome] = []
+        outcomes: list[RendezvousOutcome] = []
         with self._rendezvous(what, conclude, outcomes.append) as rendezvous:
             rendezvous.arrival = Arrival(value=write())
         return outcomes[0].value
@@ -202,13 +205,15 @@ class StoreGroup:
         self,
         what: str,
         conclude: Conclude,
-        observe: Callable[[Outcome], object] = lambda _: None,
+        observe: Callable[[RendezvousOutcome], object] = lambda _: None,
     ) -> Iterator[Rendezvous]:
         """Holds a rendezvous that opens before the block and ends when all ranks have left theirs."""
         rendezvous = self._open(what, conclude)
         # Users know the outermost operation, below the training loop that it is in.
         rendezvous.operation = next((outer.what for outer in self._open_rendezvous if not outer.is_watched), what)
         self._open_rendezvous.append(rendezvous)
+        # Rendezvous inside the block are numbered below this one. So a rank that fails knows where the others may be,
+        # and can end that rendezvous, too.
         self._next_numbers.append(0)
         process = os.getpid()
         cause: BaseException | None = None
@@ -231,6 +236,7 @@ class StoreGroup:
         try:
             if self._secret is not None and self._joined is None:
                 self._exchange_nonces(what)
+            # Before this rank arrives anywhere: whoever leaves the first rendezvous finds all processes of its host.
             if not self._has_announced:
                 self._has_announced = True
                 self._peers.announce(self._participant.store)
@@ -239,30 +245,34 @@ class StoreGroup:
             self._broken = self._describe_unreachable(what, error)
             raise CollectiveError(self._broken) from None
 
-    def _close(self, rendezvous: Rendezvous, cause: BaseException | None) -> Outcome:
+    def _close(self, rendezvous: Rendezvous, cause: BaseException | None) -> RendezvousOutcome:
+        # The rendezvous inside this one to which this rank does not come, and where the others may wait.
         inner = self._next_name()
         self._open_rendezvous.pop()
         self._next_numbers.pop()
+        # Counted now, whatever becomes of this rendezvous: the others go on to the next number, too, and that is where
+        # `_abandon` and `leave_after_tampering` meet them.
         self._next_numbers[-1] += 1
         try:
             if self._broken is None:
                 outcome = self._arrive_and_leave(rendezvous, cause, inner)
             else:
                 # A rendezvous inside the step broke the group. Ranks that were not there still have to be notified.
-                outcome = self._publish_again(rendezvous, Outcome(error=self._broken, is_broken=True))
+                outcome = self._publish_again(rendezvous, RendezvousOutcome(error=self._broken, is_broken=True))
         except StoreUnreachable as error:
-            outcome = Outcome(error=self._describe_unreachable(rendezvous.what, error), is_broken=True)
+            outcome = RendezvousOutcome(error=self._describe_unreachable(rendezvous.what, error), is_broken=True)
             if isinstance(error, StoreTampered):
                 # Other ranks may have read an outcome before it was changed, and wait at the next rendezvous.
                 rendezvous.leave_after_tampering(outcome, next_rendezvous=self._next_name())
         except BaseException as error:
+            # An interrupt, for example, while this rank waits: the others would wait for it until the timeout.
             self._abandon(rendezvous, error)
             raise
         if outcome.is_broken:
             self._broken = outcome.error
         return outcome
 
-    def _publish_again(self, rendezvous: Rendezvous, outcome: Outcome) -> Outcome:
+    def _publish_again(self, rendezvous: Rendezvous, outcome: RendezvousOutcome) -> RendezvousOutcome:
         """Ends a rendezvous with an outcome that ranks know, whose store may be gone with the first of them to end."""
         try:
             return rendezvous.publish_outcome(outcome)
@@ -271,10 +281,12 @@ class StoreGroup:
         except StoreUnreachable:
             return outcome
 
-    def _arrive_and_leave(self, rendezvous: Rendezvous, cause: BaseException | None, inner: str) -> Outcome:
+    def _arrive_and_leave(self, rendezvous: Rendezvous, cause: BaseException | None, inner: str) -> RendezvousOutcome:
         if cause is not None:
             self._stop_others(rendezvous, cause, inner)
         with self._taken_lock:
+            # Read and emptied in one piece: a number that another thread takes in between belongs to the next
+            # rendezvous.
             rendezvous.arrival = replace(rendezvous.arrival, is_done=cause is None, taken=dict(self._taken))
             self._taken = defaultdict(list)
         outcome = rendezvous.arrive_and_wait()
@@ -287,6 +299,8 @@ class StoreGroup:
                 # All ranks have been here, and said which process they are. Nobody has left for good yet.
                 self._peers.meet(rendezvous.participant.store)
         rendezvous.leave(outcome)
+        # Deleted after the next rendezvous: until all have come there, a slow rank may still read the outcome of this
+        # one.
         self._keys_to_delete += rendezvous.keys_to_delete
         return outcome
 
@@ -294,12 +308,13 @@ class StoreGroup:
         """Stops the other ranks, which may be at work or wait for this one at a rendezvous inside the step."""
         unreachable = cause_of(cause, StoreUnreachable)
         if unreachable is not None and not isinstance(unreachable, StoreTampered):
+            # Without a store nobody can be told; the others notice by themselves.
             raise unreachable
         if unreachable is not None:
             rendezvous.fail(CollectiveError(describe_tampering(rendezvous.what, unreachable)))
         elif cause_of(cause, Stopped) is None:
             rendezvous.fail(cause)
-        publish_outcome(rendezvous.participant.store, inner, Outcome(is_stop=True))
+        publish_outcome(rendezvous.participant.store, inner, RendezvousOutcome(is_stop=True))
         rendezvous.keys_to_delete += [f"{inner}/{last}" for last in ("count", "flag", "outcome")]
 
     def _abandon(self, rendezvous: Rendezvous, error: BaseException) -> None:
@@ -310,9 +325,9 @@ class StoreGroup:
                 "it gave up, because a training loop around it has failed, whose error says why: these ranks can hold "
                 "no further step together, so start the program again"
             )
-        failure = describe_failures(rendezvous.what, [Failure(self.rank, cause)], total=1)
+        failure = describe_failures(rendezvous.what, [RankFailure(self.rank, cause)], total=1)
         is_inner = len(self._next_numbers) > 1
-        outcome = Outcome(is_stop=True) if is_inner else Outcome(error=failure, is_broken=True)
+        outcome = RendezvousOutcome(is_stop=True) if is_inner else RendezvousOutcome(error=failure, is_broken=True)
         with contextlib.suppress(StoreUnreachable):
             rendezvous.publish_outcome(outcome)
             publish_outcome(rendezvous.participant.store, self._next_name(), outcome)
@@ -392,12 +407,12 @@ class StoreGroup:
             msg = f"the first outcome must hold the nonce of rank {self.rank}, but holds that of another start"
             error = StoreTampered(msg)
             with contextlib.suppress(StoreUnreachable):
-                outcome = Outcome(error=describe_tampering(what, error), is_broken=True)
+                outcome = RendezvousOutcome(error=describe_tampering(what, error), is_broken=True)
                 publish_outcome(self._participant.store, self._next_name(), outcome)
             raise error
 
 
-def _raise(what: str, outcome: Outcome, cause: BaseException | None) -> None:
+def _raise(what: str, outcome: RendezvousOutcome, cause: BaseException | None) -> None:
     """Raises the error of this rank at the end of a rendezvous, if any; `cause` is the exception of its block."""
     if cause is not None and not isinstance(cause, Exception):
         raise cause
@@ -418,18 +433,18 @@ def _describe_unreachable(what: str, error: StoreUnreachable) -> str:
     return f"{what}: the rendezvous store must answer, but its host (usually rank 0) cannot be reached: {error}"
 
 
-def _gathered(records: Sequence[RankRecord]) -> Outcome:
-    return Outcome(value=[record.value for record in records])
+def _gathered(records: Sequence[RankRecord]) -> RendezvousOutcome:
+    return RendezvousOutcome(value=[record.value for record in records])
 
 
-def _combined(function: Callable[[list[Any]], Any], records: Sequence[RankRecord]) -> Outcome:
-    return Outcome(value=function([record.value for record in records]))
+def _combined(function: Callable[[list[Any]], Any], records: Sequence[RankRecord]) -> RendezvousOutcome:
+    return RendezvousOutcome(value=function([record.value for record in records]))
 
 
-def _read_from(source: int, records: Sequence[RankRecord]) -> Outcome:
-    return Outcome(value=records[source].value)
+def _read_from(source: int, records: Sequence[RankRecord]) -> RendezvousOutcome:
+    return RendezvousOutcome(value=records[source].value)
 
 
-def _compared(what: str, records: Sequence[RankRecord]) -> Outcome:
+def _compared(what: str, records: Sequence[RankRecord]) -> RendezvousOutcome:
     values = [orjson.dumps(record.value, option=orjson.OPT_SORT_KEYS) for record in records]
-    return Outcome(error=describe_difference(what, dict(enumerate(values))))
+    return RendezvousOutcome(error=describe_difference(what, dict(enumerate(values))))

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from torch.distributed import FileStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # torch does not say so
 
+from trackbed.comm.blocking_calls import Worker
 from trackbed.comm.store import HostAware, StoreClosed, StoreTampered, StoreUnreachable
-from trackbed.comm.worker import Worker
 
 # TCPStore writes two lines to standard error whenever a wait of its own times out.
 _WAIT_SECONDS: Final = 3600.0
@@ -24,7 +24,7 @@ _NOTHING: Final = b"\0nothing is there"
 
 
 @dataclass(frozen=True, slots=True)
-class _Waiter:
+class _WaitingConnection:
     """Connection that carries one wait at a time, and the thread that waits on it."""
 
     worker: Worker
@@ -60,7 +60,7 @@ class TimeoutStore(HostAware):
         self._connect = connect
         self._request_timeout_seconds = request_timeout_seconds
         self._worker = Worker()
-        self._idle: list[_Waiter] = []
+        self._idle: list[_WaitingConnection] = []
         self._losses: list[str] = []
         """Reasons why the host is given up, shared with the stores below."""
 
@@ -105,13 +105,15 @@ class TimeoutStore(HostAware):
 
     def watch(self, key: str) -> "FutureKeyWatch":
         """Creates a watch that fires when `key` exists."""
-        waiter = self._idle.pop() if self._idle else _Waiter(Worker(), [])
+        waiter = self._idle.pop() if self._idle else _WaitingConnection(Worker(), [])
         connect, idle = self._connect, self._idle
 
         def wait() -> None:
             if not waiter.connections:
                 waiter.connections.append(connect())
             _wait_for(key, waiter.connections[0])
+            # Only once the wait has returned: a connection whose wait has failed, or never ends, can carry no other
+            # one.
             idle.append(waiter)
 
         return FutureKeyWatch(waiter.worker.submit(wait))

@@ -107,6 +107,8 @@ class Watchdog:
         )
         if not self._is_active:
             return None
+        # Written before the records are read, which takes long in a large group: the idle ranks would take this rank
+        # for gone meanwhile, and check as well.
         self._checks += 1
         self._keys_to_delete.add(self._key)
         self._participant.store.set(self._key, b"%d" % self._checks)
@@ -144,6 +146,8 @@ class Watchdog:
             rank for rank, record in found.items() if record is not None and record.rendezvous == self._rendezvous
         ]
         absent = sorted(found.keys() - set(waiting))
+        # Ranks that have arrived send no heartbeats while they wait: their silence means something only if nobody is
+        # absent.
         silent = self._silence.silent_for(self._participant.timeout_seconds, absent or waiting)
         self.late = self._silence.silent_for(LATE_SECONDS, absent)
         if absent:

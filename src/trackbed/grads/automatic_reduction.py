@@ -145,14 +145,14 @@ class AutomaticReduction:
         itself = weakref.ref(self)
 
         def end() -> None:
-            found = itself()
-            if found is not None:
-                found.end_pass()
+            reduction = itself()
+            if reduction is not None:
+                reduction.end_pass()
 
         def forget() -> None:
-            found = itself()
-            if found is not None:
-                found.forget_pass()
+            reduction = itself()
+            if reduction is not None:
+                reduction.forget_pass()
 
         state.end, state.forget = end, forget
 
@@ -192,14 +192,14 @@ class AutomaticReduction:
             True if there are gradients, and all are reduced; and the parameters that have one.
         """
         self.state.is_on = False
-        found = [param for param in self._params if param.grad is not None]
+        with_gradient = [param for param in self._params if param.grad is not None]
         for param in self._params:
             main_grad: torch.Tensor = param.main_grad  # type: ignore[attr-defined]
             if param.grad is None:
                 main_grad.zero_()
             adopt(param, main_grad, self.state)
             param.grad = None
-        return bool(found) and not self.state.has_unreduced, found
+        return bool(with_gradient) and not self.state.has_unreduced, with_gradient
 
     def end_pass(self) -> None:
         """Reduces the gradients of the pass that has ended. Called by autograd, on every rank."""
@@ -253,7 +253,7 @@ class AutomaticReduction:
         return missing
 
     def _used_elsewhere(self, missing: list[int]) -> list[int]:
-        """Collective over the ranks: those of the parameters without a gradient here that have one on another rank."""
+        """Collective over the ranks: parameters that lack a gradient on this rank and have one on another."""
         if self._exchange is None:
             return []
         counts = self._exchange(np.array([len(missing)]), USED)[:, 0]

@@ -16,7 +16,7 @@ from trackbed.errors import GradientError
 from trackbed.grads.buffer import _ParamAndGradBucket
 from trackbed.grads.collectives import Collectives, Label, SoloCollectives, TorchCollectives, Work, shard_of
 from trackbed.grads.collectives.torch import is_replaced
-from trackbed.grads.config import Options
+from trackbed.grads.config import ReductionOptions
 from trackbed.grads.failure_aware_wait import Waiter
 from trackbed.grads.gradient_check import NormHistory, check_finite, is_judged_large, norm_of
 from trackbed.grads.timeline import BucketObserver
@@ -43,7 +43,7 @@ class _ParamAndGradBucketGroup:
     def __init__(
         self,
         buckets: Sequence[_ParamAndGradBucket],
-        ddp_config: Options,
+        ddp_config: ReductionOptions,
         collective_group: Any,
         collective_group_size: int,
     ) -> None:
@@ -179,12 +179,17 @@ class _ParamAndGradBucketGroup:
         The next step expects as many gradients as the last one that was reduced, if each parameter had any; see also
         `learns_from_dropped_steps`.
         """
+        # First: a reduction that is running still writes into the gradients, and would overwrite the zeros, or the
+        # first gradients, of the next step.
         self._drain()
         is_learned = self.is_issued or (self.learns_from_dropped_steps and self.is_first_batch)
+        # A step in which a parameter has no gradient teaches nothing: a group that expects none of it would never be
+        # ready.
         if all(self._counts) and is_learned:
             self._expected = self._counts
             self.is_first_batch = False
         self._counts = [0] * len(self._params)
+        # In place: the hooks of the parameters keep this list.
         self.has_arrived[:] = [False] * len(self._params)
         self._num_incomplete = len(self._params)
         self.is_issued = False
@@ -201,6 +206,8 @@ class _ParamAndGradBucketGroup:
             NonFiniteGradientError: it is NaN or infinite; the message names the parameter.
         """
         for number, bucket in enumerate(self.buckets):
+            # Before the sum over the ranks, which would spread a NaN to all of them, so that none could name its
+            # origin.
             norm = norm_of(bucket.grad_data)
             if check_for_nan_or_inf:
                 check_finite(bucket, norm, number, self.collectives.rank())
@@ -242,8 +249,11 @@ class _ParamAndGradBucketGroup:
         """Counts a gradient of the parameter in `slot`, and calls `issue` if it was the last one expected."""
         counts = self._counts
         counts[slot] += 1
+        # Equal, not at least: a further gradient of the same parameter must not stand for one of another parameter.
         if counts[slot] == self._expected[slot]:
             self._num_incomplete -= 1
+            # In the first step nobody knows how many gradients come. A second backward pass, or a reentrant checkpoint
+            # over a shared weight, brings another one, which would be added after the first was reduced.
             if not self._num_incomplete and not self.is_first_batch:
                 if self.observer is not None:
                     self.observer.ready(self.label)
@@ -280,10 +290,13 @@ class _ParamAndGradBucketGroup:
                 "start_grad_sync(), but a reduction is running"
             )
         config = self.ddp_config
+        # Now, because the reduction replaces what this rank has written by a sum, which may be zero.
         if self.counts_written and not all(self.has_arrived):
             self._count_written()
         if config.check_for_nan_in_grad or config.check_for_large_grads:
             self.check_grads(config.check_for_nan_in_grad, config.check_for_large_grads)
+        # Before anything is sent: a gradient that arrives from here on may miss the sum, or come on top of it on this
+        # rank alone. Its hook sees the flag and raises.
         self.is_issued = True
         if self._has_instances:
             self._reduce_over_instances(force_all_reduce=bool(force_all_reduce))
@@ -291,6 +304,7 @@ class _ParamAndGradBucketGroup:
         work = self._reduce(force_all_reduce=bool(force_all_reduce))
         if config.overlap_grad_reduce:
             self.grad_reduce_handle = work
+            # Counted after `_reduce`, which may scale the gradients itself, and before the program runs again.
             self._versions = self._count_changes()
         else:
             self.waiter.wait(work, self._describe("reduction of gradients"))
@@ -325,9 +339,12 @@ class _ParamAndGradBucketGroup:
         """Waits for a reduction that is running, if any. Parameters that were gathered count as old from then on."""
         self.wait_for_params()  # a gather that no module of the last forward pass has waited for
         self._note_old_params()
+        # The sums are written on the other stream: kernels of this one would read them half-written.
         if self._has_instances and self.communication_stream is not None:
             torch.cuda.current_stream().wait_stream(self.communication_stream)
         if self.grad_reduce_handle is not None:
+            # The handle is dropped only after the wait: if that raises, the reduction may still be running, and `reset`
+            # has to wait for it.
             self.waiter.wait(self.grad_reduce_handle, self._describe("reduction of gradients"))
             self.grad_reduce_handle = None
             self._versions = None
@@ -377,6 +394,7 @@ class _ParamAndGradBucketGroup:
         if force_sync or not self.ddp_config.overlap_param_gather:
             self.wait_for_params()
         elif self.is_gathered_by_step and self._num_ranks > 1:
+            # Counted once the gather has begun: writes of the optimizer before it are in what is sent.
             self._param_versions = [param._version for param in self._params]
 
     def finish_param_sync(self, skip_next_bucket_dispatch: bool = False) -> None:
@@ -465,6 +483,7 @@ class _ParamAndGradBucketGroup:
         """Reduces within this instance of the optimizer, then this rank's shards over all instances."""
         with self._on_stream():
             what = self._describe("reduction of gradients")
+            # The reduction between instances reads the shards that this one writes.
             self.waiter.wait(self._reduce(force_all_reduce=force_all_reduce), what)
             size, rank = self.intra_distributed_optimizer_instance_size, self.intra_distributed_optimizer_instance_rank
             shards = [shard_of(bucket.grad_data, rank, size) for bucket in self.buckets]
@@ -478,6 +497,7 @@ class _ParamAndGradBucketGroup:
         stream = self.communication_stream
         if stream is None or not self.ddp_config.overlap_grad_reduce:
             return nullcontext()
+        # The last kernels of the backward pass may still write gradients on the current stream.
         stream.wait_stream(torch.cuda.current_stream())
         context: AbstractContextManager[Any] = torch.cuda.stream(stream)
         return context

@@ -11,7 +11,7 @@ import torch
 
 from trackbed.comm.shared_memory import SharedMemory
 from trackbed.errors import GradientError
-from trackbed.grads.config import Options
+from trackbed.grads.config import ReductionOptions
 from trackbed.grads.layout import Layout, ParameterSpec, plan_layout
 
 _CPU: Final = torch.device("cpu")
@@ -165,7 +165,7 @@ class _ParamAndGradBuffer:
 
     def __init__(
         self,
-        ddp_config: Options,
+        ddp_config: ReductionOptions,
         param_dtype: torch.dtype,
         grad_dtype: torch.dtype,
         params: Sequence[Parameter],
@@ -330,7 +330,7 @@ class _ParamAndGradBuffer:
 def _layout_of(
     params: Sequence[Parameter],
     names: Mapping[Parameter, str],
-    config: Options,
+    config: ReductionOptions,
     *,
     num_ranks: int,
     bucket_size: int | None,

@@ -10,7 +10,7 @@ _SMALLEST_BUCKET: Final = 40_000_000
 _PER_RANK: Final = 1_000_000
 
 
-class Options(Protocol):
+class ReductionOptions(Protocol):
     """Options that buffers, bucket groups and the engine read."""
 
     grad_reduce_in_fp32: bool
@@ -37,7 +37,7 @@ class Options(Protocol):
         ...
 
 
-AnyOptions = TypeVar("AnyOptions", bound=Options)
+AnyOptions = TypeVar("AnyOptions", bound=ReductionOptions)
 
 
 @dataclass(kw_only=True)
@@ -104,7 +104,7 @@ class DistributedDataParallelConfig:
         return 1
 
 
-def check_collectives(config: Options) -> None:
+def check_collectives(config: ReductionOptions) -> None:
     """Checks that the collectives of a configuration are known.
 
     Raises:
@@ -114,7 +114,7 @@ def check_collectives(config: Options) -> None:
         raise ArgumentError(f"collectives must be one of {', '.join(_COLLECTIVES)}, but is {config.collectives!r}")
 
 
-def check_options(config: Options) -> None:
+def check_options(config: ReductionOptions) -> None:
     """Checks that options do not contradict each other.
 
     Raises:

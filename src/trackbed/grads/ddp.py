@@ -10,10 +10,10 @@ import torch
 
 from trackbed.comm import Group
 from trackbed.errors import ArgumentError
-from trackbed.grads.agreement import ProcessGroups
 from trackbed.grads.collectives.protocol import AGREED
 from trackbed.grads.config import DistributedDataParallelConfig
 from trackbed.grads.engine import GradientEngine
+from trackbed.grads.model_agreement import ProcessGroups
 from trackbed.grads.timeline import BucketObserver
 
 P = ParamSpec("P")

@@ -12,14 +12,14 @@ import torch
 
 from trackbed.cancellation import checking_waits
 from trackbed.errors import ArgumentError, GradientError
-from trackbed.grads.agreement import ProcessGroups, broadcast_values, values_of
 from trackbed.grads.automatic_reduction import AutomaticReduction, PassState, lacked_by_all
 from trackbed.grads.collectives import Collectives, Label, SharedMemoryCollectives, TorchCollectives
 from trackbed.grads.collectives.protocol import EXCHANGES, LEFT, MAX_NUMBERS, NO_LABEL
-from trackbed.grads.config import Options
-from trackbed.grads.failed_gpus import end_stuck, freed_from_failures
+from trackbed.grads.config import ReductionOptions
+from trackbed.grads.failure_aware_wait import end_stuck, freed_from_failures
 from trackbed.grads.hooks import backward_hook, hooks_around_states, register_backward_hook, watch_steps
 from trackbed.grads.issue_order import IssueOrder, StepCheck
+from trackbed.grads.model_agreement import ProcessGroups, broadcast_values, values_of
 from trackbed.grads.param_gather import HookedModule, ParameterGather, remove_hooks
 from trackbed.grads.parameter_set import (
     check_taken_over,
@@ -44,7 +44,7 @@ class GradientEngine(WrappedModel):
     Args:
         module: model.
         config: options.
-        groups: ranks of the dense parameters, and of those of experts.
+        groups: ranks of the dense parameters, and of the experts' parameters.
         disable_bucketing: True for one bucket.
         allow_unused: True to allow missing gradients.
         observer: receives the events of buckets.
@@ -57,7 +57,7 @@ class GradientEngine(WrappedModel):
     def __init__(
         self,
         module: object,
-        config: Options,
+        config: ReductionOptions,
         groups: ProcessGroups,
         *,
         disable_bucketing: bool = False,
@@ -169,7 +169,7 @@ class GradientEngine(WrappedModel):
         Args:
             numbers: `[K]` at most 32 numbers. K is the same on every rank.
             label: name of the operation, the same on all ranks.
-            collectives: collectives of other ranks, such as those with the same experts.
+            collectives: collectives of other ranks, such as the ranks with the same experts.
 
         Returns:
             `[ranks, K]` numbers of all ranks.

@@ -1,16 +1,24 @@
-"""Waiting for collectives, with an eye on the other ranks."""
+"""Waiting for collectives, with an eye on the other ranks.
+
+An operation of NCCL that waits for a rank that has failed keeps its GPU, and a thread that waits for the GPU, such as
+one in `loss.item()`, cannot look at the other ranks. `freed_from_failures` ends such operations.
+"""
 
 import contextlib
+import logging
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import torch
 
 from trackbed.comm import Group, Step
 from trackbed.comm.crossed_waits import Operation, Wait, begin_wait
+from trackbed.comm.rendezvous import Stopped
+from trackbed.comm.store import StoreUnreachable
 from trackbed.errors import CollectiveError
-from trackbed.grads.collectives import BackendError, Work
+from trackbed.grads.collectives import BackendError, TorchCollectives, Work
 from trackbed.grads.timeline import BucketObserver
 from trackbed.plural import number_of
 
@@ -41,6 +49,7 @@ class QueuedCopy:
             passed = time.monotonic() - began
             if seconds is not None and passed >= seconds:
                 return False
+            # Most copies are over within microseconds, so that a sleep at once would cost more than the copy.
             if passed > _SPIN_SECONDS:
                 time.sleep(min(_LONGEST_SLEEP_SECONDS, passed / 10))
         return True
@@ -78,7 +87,7 @@ class Waiter:
         """Guarded step that is running; None if there is none."""
         self.observer: BucketObserver | None = None
         self.num_issued: Callable[[], int] = lambda: 0
-        """Number of operations that this rank has issued, of those that all ranks issue in one order."""
+        """Number of operations that this rank has issued. Counts only operations that all ranks issue in one order."""
 
     @property
     def domain(self) -> str:
@@ -106,6 +115,8 @@ class Waiter:
                 waited for, as far as they are known.
         """
         start = time.perf_counter()
+        # Noted for short waits, too: other ranks tell from it how far this one has come, and so tell a crossing from a
+        # delay.
         ranks = getattr(self._group, "job_ranks", None)
         wait = begin_wait(Operation(self.domain, (self.num_issued(),), what, ranks))
         try:
@@ -129,6 +140,8 @@ class Waiter:
         """
         if tensor.device.type != "cuda":
             return tensor.cpu()
+        # Not `tensor.cpu()`, nor a copy to memory that is not pinned: both block inside the driver. If a kernel before
+        # the copy waits for a rank that has failed, they would never return.
         copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         with torch.cuda.device(tensor.device):
             copy.copy_(tensor, non_blocking=True)
@@ -148,6 +161,8 @@ class Waiter:
         while elapsed < timeout:
             began = time.monotonic()
             if lost is not None:
+                # The operation has failed: there is no work left to wait for, only the reason, which another rank
+                # reports.
                 time.sleep(_SLICE_SECONDS)
             else:
                 try:
@@ -159,6 +174,8 @@ class Waiter:
                         raise
                     # Another rank reports why, or gives no more signs of life.
                     lost, elapsed = error, max(elapsed, _OBSERVATION * timeout)
+            # In every turn: signs are compared over the last part of the timeout, and a rank that waits must not seem
+            # silent.
             self._give_sign()
             wait.check()
             # Hardly any time passes for a machine that was suspended, and all its ranks with it.
@@ -166,6 +183,8 @@ class Waiter:
             elapsed += passed
             ended = self._ended()
             seconds_ended += 0.0 if ended is None else passed
+            # A rank that has ended may have reported its failure just before. That report says more than its end, and
+            # `_give_sign` raises it as soon as it is here.
             if ended is not None and seconds_ended >= _LAST_WORDS_SECONDS:
                 raise CollectiveError(f"{what}: {ended}") from lost
             if before is None and elapsed >= _OBSERVATION * timeout:
@@ -209,3 +228,61 @@ class Waiter:
         names = ", ".join(f"rank {rank}" for rank in late[:8]) or "another rank"
         more = f" and {number_of(len(late) - 8, 'other')}" if len(late) > 8 else ""
         return f"{what}: rank {group.rank} waited {group.timeout_seconds:g} s for {names}{more}, in vain"
+
+
+logger = logging.getLogger(__name__)
+
+_WATCH_SECONDS: Final = 0.05
+_END_GRACE_SECONDS: Final = 1.0
+"""Time for operations that all ranks have issued to end, and for a thread that waits for no GPU to leave."""
+
+
+def end_stuck(on_gpus: Sequence[TorchCollectives], seconds: float = _END_GRACE_SECONDS) -> None:
+    """Ends operations that this rank has issued, after a failure, if they do not end by themselves in some seconds."""
+    for collectives in on_gpus:
+        if not collectives.is_ended and collectives.end_stuck(seconds):
+            logger.warning(
+                "rank %d: operations of its process group were ended, because they waited for a rank that has failed; "
+                "what needs no other rank, such as torch.save(), still works",
+                collectives.rank(),
+            )
+
+
+@contextlib.contextmanager
+def freed_from_failures(on_gpus: Sequence[TorchCollectives], check: Callable[[], None], group: Group) -> Iterator[None]:
+    """In the block, a failure of another rank frees a thread that waits for a GPU.
+
+    Args:
+        on_gpus: collectives whose operations are queued on a GPU; without any, nothing is done.
+        check: raises if another rank has failed. Makes no request.
+        group: the ranks, which say whose process has ended.
+    """
+    if not on_gpus or group.size == 1:
+        yield
+        return
+    is_over = threading.Event()
+
+    def has_failed() -> bool:
+        try:
+            check()
+        except (Stopped, CollectiveError, StoreUnreachable):
+            return True
+        ended_ranks = getattr(group, "ended_ranks", None)
+        return ended_ranks is not None and ended_ranks() is not None
+
+    def watch() -> None:
+        while not is_over.wait(_WATCH_SECONDS):
+            if has_failed():
+                # The thread of the program leaves by itself, unless it waits for a GPU.
+                if not is_over.wait(_END_GRACE_SECONDS):
+                    end_stuck(on_gpus, 0.0)
+                return
+
+    thread = threading.Thread(target=watch, name="trackbed-failures", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        # Or the thread, which may be about to end operations, would end those of the next block.
+        thread.join()

@@ -52,12 +52,12 @@ def backward_hook(param: Parameter, group: _ParamAndGradBucketGroup, state: Pass
             group = group_of()
             raise GradientError("the wrapper is gone" if group is None else group.describe_late(slot))
         gradient = param.grad
-        own = vars(param)
+        attributes = vars(param)
         if state.is_on:
-            if own["grad_added_to_main_grad"]:
+            if attributes["grad_added_to_main_grad"]:
                 check_not_fused(param)
-            if gradient is not own["main_grad"]:
-                adopt(param, own["main_grad"], state)
+            if gradient is not attributes["main_grad"]:
+                adopt(param, attributes["main_grad"], state)
             if not state.reduces:
                 state.has_unreduced = True
                 return
@@ -68,11 +68,11 @@ def backward_hook(param: Parameter, group: _ParamAndGradBucketGroup, state: Pass
                 count()
             return
         if gradient is not None:
-            if not own["grad_added_to_main_grad"] or getattr(param, "zero_out_wgrad", False):
-                own["main_grad"].add_(gradient.detach() if gradient.requires_grad else gradient)
+            if not attributes["grad_added_to_main_grad"] or getattr(param, "zero_out_wgrad", False):
+                attributes["main_grad"].add_(gradient.detach() if gradient.requires_grad else gradient)
             param.grad = None
             has_arrived[slot] = True
-        elif own["grad_added_to_main_grad"]:
+        elif attributes["grad_added_to_main_grad"]:
             has_arrived[slot] = True  # of a function of autograd that returns None, nothing has
         if not overlaps:
             state.is_touched = True

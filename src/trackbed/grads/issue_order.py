@@ -14,7 +14,7 @@ class StepCheck:
     """Exchange of the step, beside gradients whose collectives cannot carry it, and at the end.
 
     Args:
-        collectives: those of the gradients.
+        collectives: collectives of the gradients.
     """
 
     def __init__(self, collectives: Collectives) -> None:
@@ -76,6 +76,9 @@ class IssueOrder:
     def ready(self, number: int, *, force_all_reduce: bool) -> None:
         """Records that a group is ready, and issues all that can be."""
         self._ready[number] = True
+        # A group that is ready waits for those before it. Backends pair collectives by the order in which each rank
+        # issues them: if this rank issued the third group first and another rank the second, the gradients of two
+        # buckets would be added up, without an error.
         while self._num_issued < len(self._groups) and self._ready[self._num_issued]:
             self._issue(force_all_reduce=force_all_reduce)
 
@@ -106,6 +109,8 @@ class IssueOrder:
 
     def check_untouched(self) -> None:
         """Checks that no gradient was changed after its group was issued."""
+        # A reduction that is running reads and writes the gradients on another thread or stream. What the program adds
+        # meanwhile may or may not be in the sum, and differs among the ranks.
         for group in self._groups[: self._num_issued]:
             bucket = group.first_changed()
             if bucket is not None:
@@ -119,6 +124,8 @@ class IssueOrder:
 
     def finish(self, waiter: Waiter) -> None:
         """Waits until all groups, which have been issued, are reduced."""
+        # The labels first: if a rank is in another step, its collectives may be paired with others of this rank, so
+        # that a sum is wrong or a wait never ends. The labels say why.
         if self._check is not None:
             self._check.finish(waiter)
         for group in self._groups:
@@ -130,13 +137,18 @@ class IssueOrder:
         Args:
             has_begun: True if the step counts even where no group has counted a gradient.
         """
+        # Other ranks may have issued the rest of this step, and wait for it. If this rank went on, its first collective
+        # of the next step would be paired with the rest of this one.
         if 0 < self._num_issued < len(self._groups) and self._num_ranks > 1:
             count = len(self._groups)
             self.give_up(
                 f"step {self._step} was given up after {self._num_issued} of {count} bucket groups were issued"
             )
+            # Not waited for: the other ranks may never come. `reset` of the group would wait.
             for group in self._groups:
                 group.drop_reduction()
+        # A step that is dropped before anything was issued counts, too. If other ranks reduce theirs, the numbers of
+        # the steps differ, and the next collective raises instead of adding gradients of two steps.
         if has_begun or self._num_issued or any(group.has_counted for group in self._groups):
             self._step += 1
         self._ready = [False] * len(self._groups)
@@ -147,6 +159,8 @@ class IssueOrder:
 
     def _issue(self, *, force_all_reduce: bool) -> None:
         self.check_usable()
+        # Before the gradients, so that labels are paired with labels even if a rank is in another step. They are read
+        # in `finish`, before anyone uses the sums.
         if self._num_issued == 0 and self._check is not None:
             self._check.begin(Label(self._step))
         group = self._groups[self._num_issued]

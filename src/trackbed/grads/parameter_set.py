@@ -15,7 +15,7 @@ from trackbed.errors import ArgumentError, GradientError
 from trackbed.grads.bucket_group import _ParamAndGradBucketGroup
 from trackbed.grads.buffer import _ParamAndGradBucket, _ParamAndGradBuffer, quantized_data
 from trackbed.grads.collectives import Collectives, SoloCollectives
-from trackbed.grads.config import Options
+from trackbed.grads.config import ReductionOptions
 
 Parameter = torch.nn.Parameter
 
@@ -228,7 +228,7 @@ class ParameterSet:
         cls,
         params: Sequence[torch.nn.Parameter],
         names: Mapping[torch.nn.Parameter, str],
-        config: Options,
+        config: ReductionOptions,
         ranks: Any,
         *,
         factor: float,

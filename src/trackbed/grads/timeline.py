@@ -178,17 +178,17 @@ def _union(spans: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
 
 def _common(first: Sequence[tuple[float, float]], second: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     """Intersection of two lists of disjoint spans in ascending order."""
-    found = []
+    common = []
     i = j = 0
     while i < len(first) and j < len(second):
         start, stop = max(first[i][0], second[j][0]), min(first[i][1], second[j][1])
         if start < stop:
-            found.append((start, stop))
+            common.append((start, stop))
         if first[i][1] < second[j][1]:
             i += 1
         else:
             j += 1
-    return found
+    return common
 
 
 def _length(spans: Sequence[tuple[float, float]]) -> float:

@@ -8,7 +8,12 @@ import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from trackbed.errors import ArgumentError
-from trackbed.grads.agreement import (
+from trackbed.grads.bucket_group import _ParamAndGradBucketGroup
+from trackbed.grads.buffer import _ParamAndGradBuffer, turned_like
+from trackbed.grads.collectives import Collectives
+from trackbed.grads.config import DistributedDataParallelConfig, ReductionOptions, check_options, with_bucket_size
+from trackbed.grads.failure_aware_wait import Waiter
+from trackbed.grads.model_agreement import (
     ProcessGroups,
     agree,
     broadcast_values,
@@ -22,11 +27,6 @@ from trackbed.grads.agreement import (
     messages_of,
     values_of,
 )
-from trackbed.grads.bucket_group import _ParamAndGradBucketGroup
-from trackbed.grads.buffer import _ParamAndGradBuffer, turned_like
-from trackbed.grads.collectives import Collectives
-from trackbed.grads.config import DistributedDataParallelConfig, Options, check_options, with_bucket_size
-from trackbed.grads.failure_aware_wait import Waiter
 from trackbed.grads.parameter_set import (
     Owner,
     ParameterSet,
@@ -49,7 +49,7 @@ class WrappedModel(Owner):
     Args:
         module: model.
         config: options.
-        groups: ranks of the dense parameters, and of those of experts.
+        groups: ranks of the dense parameters, and of the experts' parameters.
         disable_bucketing: True for one bucket.
         allow_unused: True to allow missing gradients.
         broadcast: True to copy the values of rank 0, False to compare those of all ranks.
@@ -58,7 +58,7 @@ class WrappedModel(Owner):
     def __init__(
         self,
         module: object,
-        config: Options,
+        config: ReductionOptions,
         groups: ProcessGroups,
         *,
         disable_bucketing: bool,
@@ -82,7 +82,7 @@ class WrappedModel(Owner):
 
     @property
     def dense_collectives(self) -> Collectives:
-        """Collectives of all parameters but those of experts."""
+        """Collectives of the dense parameters: all but the experts'."""
         return self.dense.collectives
 
     @property
@@ -91,14 +91,14 @@ class WrappedModel(Owner):
         return self.experts.collectives
 
     def groups(self) -> list[_ParamAndGradBucketGroup]:
-        """All bucket groups: those of dense parameters, then those of experts."""
+        """All bucket groups: of dense parameters, then of experts."""
         return self.dense.groups + self.experts.groups
 
     def buffers(self) -> list[_ParamAndGradBuffer]:
-        """All buffers: those of dense parameters, then those of experts."""
+        """All buffers: of dense parameters, then of experts."""
         return self.dense.buffers + self.experts.buffers
 
-    def _check_config(self, config: Options) -> None:
+    def _check_config(self, config: ReductionOptions) -> None:
         if not isinstance(config, DistributedDataParallelConfig):
             kind = type(config)
             raise ArgumentError(
@@ -107,7 +107,7 @@ class WrappedModel(Owner):
             )
         check_options(config)
 
-    def _with_bucket_size(self, config: Options) -> Options:
+    def _with_bucket_size(self, config: ReductionOptions) -> ReductionOptions:
         """Copy of the options with the bucket size that applies."""
         return with_bucket_size(config, self.ranks.size())
 
@@ -123,7 +123,7 @@ class WrappedModel(Owner):
         )
 
     def _shards(self) -> tuple[Any, Any]:
-        """Process groups over which buffers are divided: of dense parameters, and of those of experts."""
+        """Process groups over which buffers are divided: for dense parameters, and for the experts'."""
         return self.ranks, self.expert_ranks
 
     def _build_parts(self, *, is_one_group: bool) -> None:
@@ -169,7 +169,7 @@ class WrappedModel(Owner):
         return values_of(self.module, of_experts=of_experts).describe_buffers()
 
     def _takes_orders(self) -> bool:
-        """True if gradients lie in memory as their parameters, where those of all ranks lie alike."""
+        """True if gradients take the memory order of their parameters, where all ranks have the same order."""
         return not self.config.use_distributed_optimizer
 
     def _agree_and_connect(self) -> None:
@@ -323,18 +323,18 @@ def _clusters(placed: list[_Placed]) -> Iterator[list[_Placed]]:
         yield cluster
 
 
-def _share_an_element(one: _Placed, other: _Placed) -> bool:
+def _share_an_element(first: _Placed, second: _Placed) -> bool:
     """True if two tensors do; where their elements do not lie alike, if their ranges of bytes intersect."""
-    if one.stop <= other.start or other.stop <= one.start:
+    if first.stop <= second.start or second.stop <= first.start:
         return False
-    start, stop = min(one.start, other.start), max(one.stop, other.stop)
-    size = one.tensor.element_size()
-    if other.tensor.element_size() != size or (one.start - other.start) % size:
+    start, stop = min(first.start, second.start), max(first.stop, second.stop)
+    size = first.tensor.element_size()
+    if second.tensor.element_size() != size or (first.start - second.start) % size:
         return True
     is_used = torch.zeros((stop - start) // size, dtype=torch.bool, device="cpu")
     views = [
         is_used.as_strided(each.tensor.shape, each.tensor.stride(), (each.start - start) // size)
-        for each in (one, other)
+        for each in (first, second)
     ]
     views[0].fill_(1)
     return bool(views[1].any())

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from trackbed.comm.launch import parse_launch, threads_per_rank
-from trackbed.comm.torch import current_group
+from trackbed.comm.torch_group import current_group
 from trackbed.datasets.batches.reader import ReadsBatches
 from trackbed.datasets.blend.dataset import SplitDataset
 from trackbed.errors import ArgumentError

@@ -19,28 +19,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from trackbed.errors import ArgumentError, TrackbedError
-from trackbed.megatron.finder import Finder
-from trackbed.megatron.importers import importers_of
+from trackbed.megatron.finder import Finder, importers_of
 from trackbed.megatron.table import MODULES, PARTS, part_of
 from trackbed.version import __version__
 
 if TYPE_CHECKING:
     from trackbed.checkpoint.format.config_file import CheckpointingConfig, maybe_load_config
-    from trackbed.checkpoint.state.factory import apply_factory_merges
-    from trackbed.checkpoint.state.sharded_base import ReplicaId, ShardedBase, is_main_replica
+    from trackbed.checkpoint.state.sharded_tensor import ReplicaId, ShardedBase, apply_factory_merges, is_main_replica
     from trackbed.megatron.checkpoints.async_requests import AsyncCallsQueue, AsyncRequest
-    from trackbed.megatron.checkpoints.distribution import (
-        ShardDistribution,
-        determine_main_replica_uniform_distribution,
-        distribute_shards_to_ranks,
-    )
-    from trackbed.megatron.checkpoints.exchange import (
-        exchange_by_distribution,
-        exchange_loaded_objects_gather_object,
-        exchange_loaded_tensors_broadcast,
-        exchange_loaded_tensors_gather_object,
-        exchange_loaded_tensors_gather_rounds,
-    )
+    from trackbed.megatron.checkpoints.entries import apply_factories
     from trackbed.megatron.checkpoints.fully_parallel import (
         FullyParallelLoadStrategyWrapper,
         FullyParallelSaveStrategyWrapper,
@@ -60,6 +47,16 @@ if TYPE_CHECKING:
         save,
         save_config,
     )
+    from trackbed.megatron.checkpoints.shard_exchange import (
+        ShardDistribution,
+        determine_main_replica_uniform_distribution,
+        distribute_shards_to_ranks,
+        exchange_by_distribution,
+        exchange_loaded_objects_gather_object,
+        exchange_loaded_tensors_broadcast,
+        exchange_loaded_tensors_gather_object,
+        exchange_loaded_tensors_gather_rounds,
+    )
     from trackbed.megatron.checkpoints.strategies import TorchDistLoadShardedStrategy, TorchDistSaveShardedStrategy
     from trackbed.megatron.checkpoints.strictness import (
         StrictHandling,
@@ -68,10 +65,8 @@ if TYPE_CHECKING:
         validate_integrity_and_strict_load,
         validate_sharding_integrity,
     )
-    from trackbed.megatron.checkpoints.trees import apply_factories
-    from trackbed.megatron.ddp import DistributedDataParallel
+    from trackbed.megatron.ddp import DistributedDataParallel, finalize_model_grads
     from trackbed.megatron.ddp_config import DistributedDataParallelConfig
-    from trackbed.megatron.finalize import finalize_model_grads
 
 __all__ = [
     "AsyncCallsQueue",

@@ -2,22 +2,23 @@
 
 import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from trackbed.comm import Group
 from trackbed.errors import GradientError
-from trackbed.grads.agreement import ProcessGroups
-from trackbed.grads.config import Options, with_bucket_size
+from trackbed.grads.collectives.protocol import TOKENS
+from trackbed.grads.config import ReductionOptions, with_bucket_size
 from trackbed.grads.ddp import DistributedDataParallel as DataParallel
 from trackbed.grads.engine import GradientEngine
+from trackbed.grads.model_agreement import ProcessGroups
 from trackbed.grads.parameter_set import ScalingFactors
 from trackbed.grads.timeline import BucketObserver
 from trackbed.megatron import rerun as _rerun  # which begins to ask the rerun state machine
-from trackbed.megatron.ddp_config import DistributedDataParallelConfig, check_options
-from trackbed.megatron.process_groups import MegatronGroups
+from trackbed.megatron.ddp_config import DistributedDataParallelConfig, MegatronGroups, check_options
 
 del _rerun
 
@@ -79,7 +80,7 @@ class MegatronEngine(GradientEngine):
     def _check_config(self, config: object) -> None:
         check_options(config)
 
-    def _with_bucket_size(self, config: Options) -> Options:
+    def _with_bucket_size(self, config: ReductionOptions) -> ReductionOptions:
         return with_bucket_size(config, self._named_groups.dp_group.size())
 
     def _has_one_bucket(self, *, disable_bucketing: bool) -> bool:
@@ -370,3 +371,34 @@ def _is_initialized() -> bool:
     from megatron.core import parallel_state
 
     return bool(parallel_state.is_initialized())
+
+
+def finalize_model_grads(
+    model: Sequence[DistributedDataParallel], num_tokens: torch.Tensor | int | None = None
+) -> int | None:
+    """Collective over the ranks: finishes the gradients of all parts of a model, and divides them by the tokens.
+
+    Covers data parallelism only: Megatron Core's function of this name also reduces what pipeline and tensor parallel
+    ranks share, and runs on these wrappers too.
+
+    Args:
+        model: wrappers of the parts of the model that this rank has, at least one.
+        num_tokens: number of tokens of this rank in the step; gradients are divided by the sum over all ranks. None
+            to leave them as they are.
+
+    Returns:
+        The sum of `num_tokens` over all ranks; None if that is None.
+
+    Raises:
+        GradientError: see `DistributedDataParallel.finish_grad_sync`.
+        CollectiveError: another rank failed.
+    """
+    for part in model:
+        part.finish_grad_sync()
+    if num_tokens is None:
+        return None
+    own = np.array([int(num_tokens)], dtype=np.int64)
+    total: int = sum(model[0].engine.exchange(own, TOKENS)[:, 0].tolist())
+    for part in model:
+        part.scale_gradients(1.0 / max(total, 1))
+    return total

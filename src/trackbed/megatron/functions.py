@@ -1,22 +1,27 @@
-"""Megatron Core's module-level functions, implemented on Trackbed's kernels.
+"""Megatron Core's module-level functions: on indices, over Trackbed's kernels, and on object stores, over its client.
 
 Shapes: K datasets, N samples, D documents, V visits, R samples.
 """
 
 import logging
+import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from trackbed import kernels
-from trackbed.comm.torch import current_group
+from trackbed.comm.torch_group import current_group
 from trackbed.errors import ArgumentError
+from trackbed.files import new_partial, publish, stores
+from trackbed.files.stores import parse_address
 from trackbed.index.epochs import samples_in
 from trackbed.index.samples import sample_index_dtype
-from trackbed.tokens import SequenceIndex
+from trackbed.tokens import ObjectStorageConfig, SequenceIndex
 from trackbed.tokens import open_index as open_index_file
+from trackbed.tokens.stored.index_cache import StoredIndex
+from trackbed.tokens.stored.open_pairs import stored_pair_exists
 
 Rows = npt.NDArray[np.integer[Any]]
 
@@ -146,3 +151,84 @@ def _check_counts(name: str, found: int, num_datasets: int) -> None:
 def _check_room(datasets: int, samples: int, size: int) -> None:
     if not 0 <= size <= min(datasets, samples):
         raise ArgumentError(f"size must be in [0, {min(datasets, samples)}], the length of the outputs, found {size}")
+
+
+_S3, _MSC = "s3://", "msc://"
+
+
+class S3Client(Protocol):
+    """Methods of boto3's S3 client that Megatron Core calls. Trackbed has a client of its own."""
+
+    def download_file(self, Bucket: str, Key: str, Filename: str) -> None:  # noqa: N803  boto3's names
+        """Downloads an object to a file."""
+
+    def upload_file(self, Filename: str, Bucket: str, Key: str) -> None:  # noqa: N803
+        """Uploads a file."""
+
+    def head_object(self, Bucket: str, Key: str) -> dict[str, Any]:  # noqa: N803
+        """Returns the metadata of an object."""
+
+    def get_object(self, Bucket: str, Key: str, Range: str) -> dict[str, Any]:  # noqa: N803
+        """Returns an object, or a part of it."""
+
+    def close(self) -> None:
+        """Closes the client."""
+
+
+def is_s3_path(path: str) -> bool:
+    """True for an address with the scheme `s3`."""
+    return path.startswith(_S3)
+
+
+def is_object_storage_path(path: str) -> bool:
+    """True for an address with the scheme `s3` or `msc`, as in Megatron Core; Trackbed reads others, too."""
+    return path.startswith((_S3, _MSC))
+
+
+def get_object_storage_access(path: str) -> str:
+    """Returns "s3" for an address with that scheme, else "msc"."""
+    return "s3" if is_s3_path(path) else "msc"
+
+
+def get_index_cache_path(idx_path: str, object_storage_config: ObjectStorageConfig) -> str:
+    """Returns the path where Megatron Core keeps its copy of an `.idx`. Trackbed's lie elsewhere in the folder."""
+    _check_address(idx_path)
+    return os.path.join(object_storage_config.path_to_idx_cache, idx_path.partition("://")[2])  # noqa: PTH118  as text
+
+
+def parse_s3_path(path: str) -> tuple[str, str]:
+    """Returns bucket and key of an address."""
+    if not is_s3_path(path):
+        raise ArgumentError(f"{path}: an address must begin with {_S3}, found another")
+    bucket, _, key = path.removeprefix(_S3).partition("/")
+    return bucket, key
+
+
+def dataset_exists(path_prefix: str, idx_path: str, bin_path: str) -> bool:
+    """True if both objects of a pair exist."""
+    _check_address(path_prefix)
+    return stored_pair_exists(path_prefix)
+
+
+def cache_index_file(remote_path: str, local_path: str) -> None:
+    """Copies an `.idx` object to a file, which appears whole. It is fetched once per host, not on rank 0 only.
+
+    Args:
+        remote_path: address of the object.
+        local_path: path of the file.
+    """
+    _check_address(remote_path)
+    address, final = parse_address(remote_path), Path(local_path)
+    final.parent.mkdir(parents=True, exist_ok=True)
+    copied = StoredIndex(address, str(final.parent)).fetch(stores.stamp_of_object(address))
+    partial = new_partial(final)
+    try:
+        os.link(copied, partial)
+        publish(partial, final)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _check_address(path: str) -> None:
+    if not is_object_storage_path(path):
+        raise ArgumentError(f"{path}: an address must begin with {_S3} or {_MSC}, found another")

@@ -6,7 +6,7 @@ from typing import Final
 _OBJECT_STORAGE: Final = {
     **dict.fromkeys(("ObjectStorageConfig", "S3Config"), "trackbed.tokens.stored.config:ObjectStorageConfig"),
     **{
-        name: f"trackbed.megatron.object_storage:{name}"
+        name: f"trackbed.megatron.functions:{name}"
         for name in (
             "S3Client",
             "cache_index_file",
@@ -89,7 +89,7 @@ MODULES: Final[Mapping[str, Mapping[str, str]]] = {
         "log_single_rank": "trackbed.megatron.functions:log_single_rank",
         "normalize": "trackbed.index.splits:normalize",
     },
-    "datasets.utils_s3": {**_OBJECT_STORAGE, "is_s3_path": "trackbed.megatron.object_storage:is_s3_path"},
+    "datasets.utils_s3": {**_OBJECT_STORAGE, "is_s3_path": "trackbed.megatron.functions:is_s3_path"},
     "dist_checkpointing": {
         "LocalNonpersistentObject": "trackbed.checkpoint.state.sharded_object:LocalNonpersistentObject",
         "ShardedObject": "trackbed.checkpoint.state.sharded_object:ShardedObject",
@@ -116,65 +116,71 @@ MODULES: Final[Mapping[str, Mapping[str, str]]] = {
         "save_config": "trackbed.megatron.checkpoints.serialization:save_config",
     },
     "dist_checkpointing.dict_utils": {
-        "dict_list_map_inplace": "trackbed.megatron.checkpoints.trees:dict_list_map_inplace",
+        "dict_list_map_inplace": "trackbed.megatron.checkpoints.entries:dict_list_map_inplace",
         "dict_list_map_outplace": "trackbed.checkpoint.state.tree:dict_list_map_outplace",
-        "dict_map": "trackbed.megatron.checkpoints.trees:dict_map",
-        "dict_map_with_key": "trackbed.megatron.checkpoints.trees:dict_map_with_key",
+        "dict_map": "trackbed.megatron.checkpoints.entries:dict_map",
+        "dict_map_with_key": "trackbed.megatron.checkpoints.entries:dict_map_with_key",
         "diff": "trackbed.checkpoint.state.tree:diff",
         "extract_matching_values": "trackbed.checkpoint.state.tree:extract_matching_values",
-        "inspect_types": "trackbed.megatron.checkpoints.trees:inspect_types",
-        "map_reduce": "trackbed.megatron.checkpoints.trees:map_reduce",
+        "inspect_types": "trackbed.megatron.checkpoints.entries:inspect_types",
+        "map_reduce": "trackbed.megatron.checkpoints.entries:map_reduce",
         "merge": "trackbed.checkpoint.state.tree:merge",
         "nested_items_iter": "trackbed.checkpoint.state.tree:nested_items_iter",
         "nested_values": "trackbed.checkpoint.state.tree:nested_values",
     },
     "dist_checkpointing.exchange_utils": {
-        "ShardDistribution": "trackbed.megatron.checkpoints.distribution:ShardDistribution",
-        "_get_empty_tensor_for_exchange": "trackbed.megatron.checkpoints.exchange:get_empty_tensor_for_exchange",
-        "_shard_size": "trackbed.megatron.checkpoints.distribution:shard_size",
+        "ShardDistribution": "trackbed.megatron.checkpoints.shard_exchange:ShardDistribution",
+        "_get_empty_tensor_for_exchange": "trackbed.megatron.checkpoints.shard_exchange:get_empty_tensor_for_exchange",
+        "_shard_size": "trackbed.megatron.checkpoints.shard_exchange:shard_size",
         "determine_main_replica_uniform_distribution": (
-            "trackbed.megatron.checkpoints.distribution:determine_main_replica_uniform_distribution"
+            "trackbed.megatron.checkpoints.shard_exchange:determine_main_replica_uniform_distribution"
         ),
-        "distribute_shards_to_ranks": "trackbed.megatron.checkpoints.distribution:distribute_shards_to_ranks",
-        "exchange_by_distribution": "trackbed.megatron.checkpoints.exchange:exchange_by_distribution",
+        "distribute_shards_to_ranks": "trackbed.megatron.checkpoints.shard_exchange:distribute_shards_to_ranks",
+        "exchange_by_distribution": "trackbed.megatron.checkpoints.shard_exchange:exchange_by_distribution",
         "exchange_loaded_objects_gather_object": (
-            "trackbed.megatron.checkpoints.exchange:exchange_loaded_objects_gather_object"
+            "trackbed.megatron.checkpoints.shard_exchange:exchange_loaded_objects_gather_object"
         ),
-        "exchange_loaded_tensors_broadcast": "trackbed.megatron.checkpoints.exchange:exchange_loaded_tensors_broadcast",
+        "exchange_loaded_tensors_broadcast": (
+            "trackbed.megatron.checkpoints.shard_exchange:exchange_loaded_tensors_broadcast"
+        ),
         "exchange_loaded_tensors_gather_object": (
-            "trackbed.megatron.checkpoints.exchange:exchange_loaded_tensors_gather_object"
+            "trackbed.megatron.checkpoints.shard_exchange:exchange_loaded_tensors_gather_object"
         ),
         "exchange_loaded_tensors_gather_rounds": (
-            "trackbed.megatron.checkpoints.exchange:exchange_loaded_tensors_gather_rounds"
+            "trackbed.megatron.checkpoints.shard_exchange:exchange_loaded_tensors_gather_rounds"
         ),
-        "is_float8tensor": "trackbed.megatron.checkpoints.exchange:is_float8tensor",
+        "is_float8tensor": "trackbed.megatron.checkpoints.shard_exchange:is_float8tensor",
     },
     "dist_checkpointing.mapping": {
         "CheckpointingException": "trackbed.errors:CheckpointError",
-        "CommonStateDict": "trackbed.checkpoint.state.sharded_base:StateDict",
-        "FactoryBuildFn": "trackbed.checkpoint.state.factory:Builder",
-        "FactoryMergeFn": "trackbed.checkpoint.state.factory:Merger",
+        "CommonStateDict": "trackbed.checkpoint.state.sharded_tensor:StateDict",
+        "FactoryBuildFn": "trackbed.checkpoint.state.sharded_tensor:Builder",
+        "FactoryMergeFn": "trackbed.checkpoint.state.sharded_tensor:Merger",
         "LocalNonpersistentObject": "trackbed.checkpoint.state.sharded_object:LocalNonpersistentObject",
-        "ReplicaId": "trackbed.checkpoint.state.sharded_base:ReplicaId",
-        "ShardedBase": "trackbed.checkpoint.state.sharded_base:ShardedBase",
+        "ReplicaId": "trackbed.checkpoint.state.sharded_tensor:ReplicaId",
+        "ShardedBase": "trackbed.checkpoint.state.sharded_tensor:ShardedBase",
         "ShardedObject": "trackbed.checkpoint.state.sharded_object:ShardedObject",
-        "ShardedStateDict": "trackbed.checkpoint.state.sharded_base:StateDict",
+        "ShardedStateDict": "trackbed.checkpoint.state.sharded_tensor:StateDict",
         "ShardedTensor": "trackbed.checkpoint.state.sharded_tensor:ShardedTensor",
-        "ShardedTensorFactory": "trackbed.checkpoint.state.factory:ShardedTensorFactory",
-        "StateDict": "trackbed.checkpoint.state.sharded_base:StateDict",
-        "apply_factories": "trackbed.megatron.checkpoints.trees:apply_factories",
-        "apply_factory_merges": "trackbed.checkpoint.state.factory:apply_factory_merges",
-        "dict_list_map_inplace": "trackbed.megatron.checkpoints.trees:dict_list_map_inplace",
-        "is_main_replica": "trackbed.checkpoint.state.sharded_base:is_main_replica",
+        "ShardedTensorFactory": "trackbed.checkpoint.state.sharded_tensor:ShardedTensorFactory",
+        "StateDict": "trackbed.checkpoint.state.sharded_tensor:StateDict",
+        "apply_factories": "trackbed.megatron.checkpoints.entries:apply_factories",
+        "apply_factory_merges": "trackbed.checkpoint.state.sharded_tensor:apply_factory_merges",
+        "dict_list_map_inplace": "trackbed.megatron.checkpoints.entries:dict_list_map_inplace",
+        "is_main_replica": "trackbed.checkpoint.state.sharded_tensor:is_main_replica",
     },
     "dist_checkpointing.optimizer": {
-        "KEEP_VARS_HINT": "trackbed.megatron.checkpoints.optimizer:KEEP_VARS_HINT",
-        "get_optim_param_to_id_map": "trackbed.megatron.checkpoints.optimizer:get_optim_param_to_id_map",
+        "KEEP_VARS_HINT": "trackbed.megatron.checkpoints.optimizer_entries:KEEP_VARS_HINT",
+        "get_optim_param_to_id_map": "trackbed.megatron.checkpoints.optimizer_entries:get_optim_param_to_id_map",
         "get_param_id_to_sharded_param_map": (
-            "trackbed.megatron.checkpoints.optimizer:get_param_id_to_sharded_param_map"
+            "trackbed.megatron.checkpoints.optimizer_entries:get_param_id_to_sharded_param_map"
         ),
-        "make_sharded_optimizer_tensor": "trackbed.megatron.checkpoints.optimizer:make_sharded_optimizer_tensor",
-        "optim_state_to_sharding_state": "trackbed.megatron.checkpoints.optimizer:optim_state_to_sharding_state",
+        "make_sharded_optimizer_tensor": (
+            "trackbed.megatron.checkpoints.optimizer_entries:make_sharded_optimizer_tensor"
+        ),
+        "optim_state_to_sharding_state": (
+            "trackbed.megatron.checkpoints.optimizer_entries:optim_state_to_sharding_state"
+        ),
     },
     "dist_checkpointing.serialization": {
         "CkptShardedMetadata": "trackbed.megatron.checkpoints.serialization:Described",
@@ -197,24 +203,26 @@ MODULES: Final[Mapping[str, Mapping[str, str]]] = {
         "save": "trackbed.megatron.checkpoints.serialization:save",
     },
     "dist_checkpointing.state_dict_utils": {
-        "filter_out_empty_flatten_tensor": "trackbed.megatron.checkpoints.preprocess:filter_out_empty_flatten_tensor",
-        "load_preprocess": "trackbed.megatron.checkpoints.preprocess:load_preprocess",
-        "save_preprocess": "trackbed.megatron.checkpoints.preprocess:save_preprocess",
+        "filter_out_empty_flatten_tensor": (
+            "trackbed.megatron.checkpoints.serialization:filter_out_empty_flatten_tensor"
+        ),
+        "load_preprocess": "trackbed.megatron.checkpoints.serialization:load_preprocess",
+        "save_preprocess": "trackbed.megatron.checkpoints.serialization:save_preprocess",
     },
     "dist_checkpointing.strategies.async_utils": {
         "AsyncCallsQueue": "trackbed.megatron.checkpoints.async_requests:AsyncCallsQueue",
         "AsyncRequest": "trackbed.megatron.checkpoints.async_requests:AsyncRequest",
     },
     "dist_checkpointing.strategies.base": {
-        "AsyncSaveShardedStrategy": "trackbed.megatron.checkpoints.strategy_base:AsyncSaveShardedStrategy",
-        "LoadCommonStrategy": "trackbed.megatron.checkpoints.strategy_base:LoadCommonStrategy",
-        "LoadShardedStrategy": "trackbed.megatron.checkpoints.strategy_base:LoadShardedStrategy",
-        "LoadStrategyBase": "trackbed.megatron.checkpoints.strategy_base:LoadStrategyBase",
-        "SaveCommonStrategy": "trackbed.megatron.checkpoints.strategy_base:SaveCommonStrategy",
-        "SaveShardedStrategy": "trackbed.megatron.checkpoints.strategy_base:SaveShardedStrategy",
-        "SaveStrategyBase": "trackbed.megatron.checkpoints.strategy_base:SaveStrategyBase",
-        "StrategyAction": "trackbed.megatron.checkpoints.strategy_base:StrategyAction",
-        "async_calls": "trackbed.megatron.checkpoints.strategy_base:async_calls",
+        "AsyncSaveShardedStrategy": "trackbed.megatron.checkpoints.strategies:AsyncSaveShardedStrategy",
+        "LoadCommonStrategy": "trackbed.megatron.checkpoints.strategies:LoadCommonStrategy",
+        "LoadShardedStrategy": "trackbed.megatron.checkpoints.strategies:LoadShardedStrategy",
+        "LoadStrategyBase": "trackbed.megatron.checkpoints.strategies:LoadStrategyBase",
+        "SaveCommonStrategy": "trackbed.megatron.checkpoints.strategies:SaveCommonStrategy",
+        "SaveShardedStrategy": "trackbed.megatron.checkpoints.strategies:SaveShardedStrategy",
+        "SaveStrategyBase": "trackbed.megatron.checkpoints.strategies:SaveStrategyBase",
+        "StrategyAction": "trackbed.megatron.checkpoints.strategies:StrategyAction",
+        "async_calls": "trackbed.megatron.checkpoints.strategies:async_calls",
         "default_strategies": "trackbed.megatron.checkpoints.strategies:default_strategies",
         "get_default_strategy": "trackbed.megatron.checkpoints.strategies:get_default_strategy",
         "register_default_strategy": "trackbed.megatron.checkpoints.strategies:register_default_strategy",
@@ -296,7 +304,7 @@ MODULES: Final[Mapping[str, Mapping[str, str]]] = {
     "distributed": {
         "DistributedDataParallel": "trackbed.megatron.ddp:DistributedDataParallel",
         "DistributedDataParallelConfig": "trackbed.megatron.ddp_config:DistributedDataParallelConfig",
-        "finalize_model_grads": "trackbed.megatron.finalize:finalize_model_grads",
+        "finalize_model_grads": "trackbed.megatron.ddp:finalize_model_grads",
     },
     "distributed.distributed_data_parallel": {
         "DistributedDataParallel": "trackbed.megatron.ddp:DistributedDataParallel",

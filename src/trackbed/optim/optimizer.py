@@ -16,14 +16,13 @@ from trackbed.grads.buffer import arranged_like, fills_memory
 from trackbed.grads.collectives.protocol import NORM
 from trackbed.grads.hooks import watch_steps
 from trackbed.grads.parameter_set import is_expert, name_in_module
-from trackbed.optim.agreement import check_same, describe_update, digests_of
-from trackbed.optim.elementwise import check_elementwise
 from trackbed.optim.loss_scale import LossScale, is_number
 from trackbed.optim.norm import SquareSum
-from trackbed.optim.pieces import Copies, Piece, is_low_precision, owned_gradients, pieces_of, shared_gradients
+from trackbed.optim.pieces import Copies, ParamPiece, is_low_precision, owned_gradients, pieces_of, shared_gradients
 from trackbed.optim.state import OptimizerState
 from trackbed.optim.state_parts import State, StatePart
-from trackbed.optim.torch_optimizers import TorchOptimizers
+from trackbed.optim.torch_optimizers import TorchOptimizers, check_elementwise
+from trackbed.optim.update_agreement import check_same, describe_update, digests_of
 
 _EPSILON: Final = 1e-6
 _SMALLEST_NORM: Final = 1e-30
@@ -100,7 +99,7 @@ class DataParallelOptimizer:
             ]
             for of_experts in (False, True)
         }
-        self._pieces: list[Piece] = []
+        self._pieces: list[ParamPiece] = []
         before = self._torchs.states()
         others = self._torchs.other_states()
         for group in self._torchs.groups:
@@ -170,9 +169,8 @@ class DataParallelOptimizer:
             CollectiveError: another rank failed, or has other parameter groups, options or frozen parameters.
         """
         self._check_groups()
-        self._engine.check_attached(self)
-        self._copies.take_over()
         self._engine.take_gradients(self)
+        self._copies.take_over()
         scale = self._loss_scale.value
         norm, unused = self._agree_on_update()
         norm /= scale
@@ -364,7 +362,7 @@ class DataParallelOptimizer:
                     )
 
 
-def _gradient_of(piece: Piece, factors: list[float]) -> torch.Tensor:
+def _gradient_of(piece: ParamPiece, factors: list[float]) -> torch.Tensor:
     """Gradient of a piece, in the type of its main parameter."""
     gradient = piece.gradient
     if gradient.dtype != piece.main.dtype:

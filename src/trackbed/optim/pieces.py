@@ -1,4 +1,4 @@
-"""Parts of parameters that a rank's optimizer updates, and copies in float32 of those of 16 bits."""
+"""Parts of parameters that a rank's optimizer updates, and copies in float32 of parameters of 16 bits."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ _LOW_PRECISION = (torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Piece:
+class ParamPiece:
     """Part of a parameter that this rank updates: all of it, unless the optimizer is sharded."""
 
     name: str
@@ -32,7 +32,7 @@ class Piece:
     main: torch.nn.Parameter
     """Tensor that the optimizer updates: the part itself, or a copy in float32 of one of 16 bits."""
     is_turned: bool
-    """True if the elements of the gradient lie in another order in memory than those of `main`."""
+    """True if gradient and `main` have their elements in different orders in memory."""
 
     @property
     def is_whole(self) -> bool:
@@ -50,24 +50,24 @@ def is_low_precision(tensor: torch.Tensor) -> bool:
     return tensor.dtype in _LOW_PRECISION
 
 
-def pieces_of(engine: GradientEngine) -> dict[torch.nn.Parameter, list[Piece]]:
+def pieces_of(engine: GradientEngine) -> dict[torch.nn.Parameter, list[ParamPiece]]:
     """Pieces of each parameter that this rank owns: one, or none if it owns no part of the parameter.
 
     The first rank owns the parameters without elements, whose states have counts of steps at least.
     """
     names = {param: name_in_module(name) for name, param in engine.module.named_parameters()}
-    found: dict[torch.nn.Parameter, list[Piece]] = {param: [] for param in engine.params}
+    pieces: dict[torch.nn.Parameter, list[ParamPiece]] = {param: [] for param in engine.params}
     for buffer in engine.buffers():
         is_sharded = buffer.ddp_config.use_distributed_optimizer
         owned = buffer.layout.pieces(buffer.data_parallel_group.rank())
         for number, start, stop in zip(*(column.tolist() for column in owned), strict=True):
             param = buffer.params[number]
-            found[param].append(_piece(names[param], param, start, stop, is_sharded=is_sharded))
+            pieces[param].append(_piece(names[param], param, start, stop, is_sharded=is_sharded))
         if is_sharded and buffer.data_parallel_group.rank() == 0:
             for param in buffer.params:
                 if param.numel() == 0:
-                    found[param].append(_piece(names[param], param, 0, 0, is_sharded=True))
-    return found
+                    pieces[param].append(_piece(names[param], param, 0, 0, is_sharded=True))
+    return pieces
 
 
 def owned_gradients(engine: GradientEngine) -> Iterator[torch.Tensor]:
@@ -95,7 +95,7 @@ def shared_gradients(engine: GradientEngine) -> Iterator[torch.Tensor]:
         yield buffer.grad_data[buffer.numel * rank // size : buffer.numel * (rank + 1) // size]
 
 
-def _piece(name: str, param: torch.nn.Parameter, start: int, stop: int, *, is_sharded: bool) -> Piece:
+def _piece(name: str, param: torch.nn.Parameter, start: int, stop: int, *, is_sharded: bool) -> ParamPiece:
     data: torch.Tensor = param.data
     gradient: torch.Tensor = param.main_grad  # type: ignore[attr-defined]
     if is_sharded:
@@ -107,7 +107,7 @@ def _piece(name: str, param: torch.nn.Parameter, start: int, stop: int, *, is_sh
     else:
         main = param
     is_turned = fills_memory(main) and dims_in_memory(gradient) != dims_in_memory(main)
-    return Piece(name, param, start, stop, data, gradient, main, is_turned)
+    return ParamPiece(name, param, start, stop, data, gradient, main, is_turned)
 
 
 _UNKNOWN: Final = -1
@@ -125,7 +125,7 @@ class Copies:
         wait: waits for parameters that are being gathered.
     """
 
-    def __init__(self, pieces: Iterable[Piece], wait: Callable[[], None]) -> None:
+    def __init__(self, pieces: Iterable[ParamPiece], wait: Callable[[], None]) -> None:
         self._places = {piece: place for place, piece in enumerate(piece for piece in pieces if piece.is_copied)}
         self._params = [piece.param for piece in self._places]
         self._versions = self._count_changes()
@@ -150,7 +150,7 @@ class Copies:
         self._versions = found
 
     @torch.no_grad()
-    def value_of(self, piece: Piece) -> torch.Tensor:
+    def value_of(self, piece: ParamPiece) -> torch.Tensor:
         """Value that the copy of a piece has after `take_over`: the copy itself, unless the parameter was written."""
         place = self._places.get(piece)
         if place is None or piece.param._version == self._versions[place]:
@@ -162,7 +162,7 @@ class Copies:
         return [param._version for param in self._params]
 
 
-def _followed(piece: Piece) -> torch.Tensor:
+def _followed(piece: ParamPiece) -> torch.Tensor:
     """The copy, with the values of the parameter where it does not round to them, bit for bit."""
     is_same = piece.main.to(piece.data.dtype).view(torch.int16) == piece.data.view(torch.int16)
     return torch.where(is_same, piece.main, piece.data)

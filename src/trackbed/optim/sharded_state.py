@@ -19,11 +19,11 @@ from trackbed.checkpoint.format.catalogue import Catalogue
 from trackbed.checkpoint.io.boxes import BoxReader
 from trackbed.checkpoint.ranks import Ranks, meet
 from trackbed.checkpoint.state.partial_tensors import is_part
-from trackbed.checkpoint.state.sharded_base import check_key
-from trackbed.comm.torch import check_initialized
+from trackbed.checkpoint.state.sharded_tensor import check_key
+from trackbed.comm.torch_group import check_initialized
 from trackbed.errors import ArgumentError, CheckpointError
 from trackbed.grads import DistributedDataParallel
-from trackbed.grads.agreement import GroupOfRanks, is_dense
+from trackbed.grads.model_agreement import GroupOfRanks, is_dense
 from trackbed.grads.parameter_set import name_in_module
 from trackbed.optim.optimizer import DataParallelOptimizer
 from trackbed.optim.state_parts import StatePart
@@ -280,11 +280,11 @@ def _has_parts(state: Any) -> TypeGuard[Mapping[str, Any]]:
 def _wanted_parts(
     saved: Mapping[str, Any], optimizer: DataParallelOptimizer, rank: int, prefix: str
 ) -> dict[str, dict[str, ShardedTensor]]:
-    """Entries of the tensors that this rank needs: ranges of those it updates, and all of those that are frozen."""
+    """Entries of the tensors that this rank needs: ranges of updated tensors, and frozen tensors as a whole."""
     params = _named_parameters(optimizer)
     trained, spans = set(optimizer.model.engine.params), optimizer.spans()
     is_sharded = optimizer.model.engine.config.use_distributed_optimizer
-    wanted: dict[str, dict[str, ShardedTensor]] = {}
+    entries: dict[str, dict[str, ShardedTensor]] = {}
     for saved_name, types in saved["divided"].items():
         name = name_in_module(saved_name)
         if name not in params or (params[name] in trained and name not in spans):
@@ -296,11 +296,11 @@ def _wanted_parts(
         numel = params[name].numel()
         span = spans.get(name, (0, numel))
         replica_id = 0 if is_sharded and name in spans else rank
-        wanted[name] = {
+        entries[name] = {
             key: _range_of(_optimizer_key(name, key, prefix), None, _type_of(dtype), span, numel, replica_id)
             for key, dtype in types.items()
         }
-    return wanted
+    return entries
 
 
 def _wanted_tensors(
@@ -363,22 +363,23 @@ def _check_keys(folder: str | Path, stored: set[str], plain: Any, entries: Mappi
         prefix: text before the keys.
     """
     start = f"{prefix}model."
-    own = {f"{start}{name}" for name in entries}
+    model_keys = {f"{start}{name}" for name in entries}
     empty = {one.key for one in entries.values() if isinstance(one, ShardedTensor) and 0 in one.global_shape}
-    found = {key for key in stored if key.startswith(start)}
-    if own - empty and not found:
+    stored_keys = {key for key in stored if key.startswith(start)}
+    if model_keys - empty and not stored_keys:
         raise CheckpointError(
             f"{folder}: must be a checkpoint of sharded_state, but has no {start}* tensors{_hint_of_prefixes(stored)}: "
             "`trackbed ckpt ls` lists those that it has, and trackbed.open_checkpoint reads them"
         )
-    found |= {f"{start}{name_in_module(name)}" for name in plain} if isinstance(plain, Mapping) else set()
-    if own - empty - found:
+    stored_keys |= {f"{start}{name_in_module(name)}" for name in plain} if isinstance(plain, Mapping) else set()
+    if model_keys - empty - stored_keys:
         raise CheckpointError(
-            f"{folder}: must have every tensor of the model, but lacks {_first_of(own - empty - found)}"
+            f"{folder}: must have every tensor of the model, but lacks {_first_of(model_keys - empty - stored_keys)}"
         )
-    if found - own:
+    if stored_keys - model_keys:
         raise CheckpointError(
-            f"{folder}: the model must have every tensor of the checkpoint, but lacks {_first_of(found - own)}"
+            f"{folder}: the model must have every tensor of the checkpoint, but lacks "
+            f"{_first_of(stored_keys - model_keys)}"
         )
 
 

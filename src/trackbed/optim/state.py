@@ -9,9 +9,8 @@ import torch
 from trackbed.errors import ArgumentError
 from trackbed.grads.engine import GradientEngine
 from trackbed.grads.parameter_set import is_expert, name_in_module
-from trackbed.optim.agreement import brief, digest_of_state
 from trackbed.optim.loss_scale import LossScale
-from trackbed.optim.pieces import Copies, Piece, is_low_precision
+from trackbed.optim.pieces import Copies, ParamPiece, is_low_precision
 from trackbed.optim.state_check import (
     by_name,
     check_options,
@@ -40,6 +39,7 @@ from trackbed.optim.state_parts import (
     parts_of,
 )
 from trackbed.optim.torch_optimizers import TorchOptimizers
+from trackbed.optim.update_agreement import brief, digest_of_state
 from trackbed.plural import number_of
 
 _EXPECTED_MAIN: Final = {MAIN: torch.zeros(2, dtype=torch.float32, device="cpu")}
@@ -62,7 +62,7 @@ class OptimizerState:
         self,
         engine: GradientEngine,
         torchs: TorchOptimizers,
-        pieces: Sequence[Piece],
+        pieces: Sequence[ParamPiece],
         copies: Copies,
         loss_scale: LossScale,
         group_names: list[list[str]],
@@ -78,7 +78,7 @@ class OptimizerState:
         self._frozen_states: dict[str, State] = {}
         """States of parameters that were frozen when the model was wrapped, for a program that trains them later."""
         self.origins = dict.fromkeys((False, True), "none")
-        """Text about the state that was loaded last: of dense parameters (False), and of those of experts (True)."""
+        """Origin of the state that was loaded last: of the dense parameters (False), and of the experts' (True)."""
 
     def whole(self) -> dict[str, Any]:
         """Collective over the ranks where the optimizer is sharded: returns the complete state, by parameter name."""
@@ -86,15 +86,15 @@ class OptimizerState:
 
     def split(self) -> tuple[dict[str, Any], list[StatePart]]:
         """Collective over the ranks: see `DataParallelOptimizer.split_state_dict`."""
-        own = self._parts()
-        gathered = self._gathered([part if part.span is None else part.without_elements() for part in own])
+        own_parts = self._parts()
+        gathered = self._gathered([part if part.span is None else part.without_elements() for part in own_parts])
         check_covered(gathered, self._params)
         divided: dict[str, dict[str, str]] = {}
         for part in gathered:
             if part.span is not None:
                 divided.setdefault(part.name, {})[part.key] = str(part.value.dtype).removeprefix("torch.")
         whole = assemble([part for part in gathered if part.span is None], self._params)
-        return self._described(whole) | {"divided": divided}, [part for part in own if part.span is not None]
+        return self._described(whole) | {"divided": divided}, [part for part in own_parts if part.span is not None]
 
     def spans(self) -> dict[str, tuple[int, int]]:
         """First element of each parameter that this rank updates, and the element after its last one."""
@@ -219,7 +219,7 @@ class OptimizerState:
         return {"state": ordered, "param_groups": groups, **scale, **more}
 
     def _checked_fields(self, state: Mapping[str, Any]) -> tuple[list[State], Mapping[str, State]]:
-        """Parameter groups and states of a state by name, which are those of this optimizer."""
+        """Parameter groups and states of a complete state, checked to be of this optimizer."""
         self._check_classes(state)
         state = with_module_names(state)
         groups, states = field_of(state, "param_groups", list), field_of(state, "state", Mapping)
@@ -234,7 +234,7 @@ class OptimizerState:
         return groups, states
 
     def _check_classes(self, state: Mapping[str, Any]) -> None:
-        """Checks that a state with the classes of several optimizers has those of this one."""
+        """Checks that a state with the classes of several optimizers has the same classes as this optimizer."""
         if CLASSES not in state:
             return
         theirs, own = ([list(one) for one in classes] for classes in (state[CLASSES], self._torchs.classes()))
@@ -259,7 +259,7 @@ class OptimizerState:
         return expected
 
     def _cut(self, states: Mapping[str, State], expected: Mapping[str, Mapping[str, torch.Tensor]]) -> dict[str, State]:
-        """State of each piece, as copies, from those of whole parameters."""
+        """State of each piece, as copies, from the states of whole parameters."""
         return {
             piece.name: fitted(piece, cut_state(piece, states.get(piece.name, {})), expected[piece.name])
             for piece in self._pieces
@@ -313,7 +313,7 @@ class OptimizerState:
             self.origins[of_experts] = f"{kind} ({digest_of_state(own):08x})"
 
     def _set_states(self, cuts: Mapping[str, State], whole: Mapping[str, State], others: Mapping[Any, Any]) -> None:
-        """Sets the states of the pieces, and keeps those of frozen parameters.
+        """Sets the states of the pieces, and keeps the states of frozen parameters.
 
         Args:
             cuts: state of each piece.

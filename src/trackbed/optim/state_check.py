@@ -6,12 +6,12 @@ from typing import Any, Final
 
 import torch
 
-from trackbed.checkpoint.exact_cast import is_exact_cast
+from trackbed.checkpoint.load import is_exact_cast
 from trackbed.errors import ArgumentError
 from trackbed.grads.buffer import arranged_like
 from trackbed.grads.parameter_set import name_in_module
 from trackbed.kernels.integers import is_integer
-from trackbed.optim.pieces import Piece, is_low_precision
+from trackbed.optim.pieces import ParamPiece, is_low_precision
 from trackbed.optim.state_parts import CLASSES, MAIN, OTHERS, WHERE, State
 
 logger = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ def field_of(state: object, key: str, kind: type) -> Any:
 
 
 def with_module_names(state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns a state with the names of the module, where it was saved with those of a compiled one."""
+    """Returns a state with the names of the module, where it was saved with a compiled module's names."""
     groups, states = field_of(state, "param_groups", list), field_of(state, "state", Mapping)
     cleaned = [
         {
@@ -142,7 +142,7 @@ def check_options(own_groups: Sequence[tuple[StateLike, StateLike]], groups: Seq
 
     Args:
         own_groups: parameter groups of the optimizer, each with the defaults of its optimizer of torch.
-        groups: those of the state.
+        groups: parameter groups of the state.
 
     Raises:
         ArgumentError: one is missing, or is of another kind.
@@ -264,7 +264,7 @@ def check_types(
         )
 
 
-def fitted(piece: Piece, state: Mapping[str, Any], expected: Mapping[str, torch.Tensor]) -> State:
+def fitted(piece: ParamPiece, state: Mapping[str, Any], expected: Mapping[str, torch.Tensor]) -> State:
     """Returns copies of the tensors of a state with type, device and strides as the optimizer of a piece has them."""
     return {
         key: _fitted(value, expected.get(key), piece, is_of_shape=value.shape == piece.main.shape and key != "step")
@@ -284,7 +284,7 @@ def _type_of(value: torch.Tensor, like: torch.Tensor | None, param: torch.Tensor
     return value.dtype
 
 
-def _fitted(value: torch.Tensor, like: torch.Tensor | None, piece: Piece, *, is_of_shape: bool) -> torch.Tensor:
+def _fitted(value: torch.Tensor, like: torch.Tensor | None, piece: ParamPiece, *, is_of_shape: bool) -> torch.Tensor:
     target = _type_of(value, like, piece.param)
     if not is_of_shape:
         return value.to(target, copy=True)

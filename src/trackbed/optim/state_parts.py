@@ -24,7 +24,7 @@ from trackbed.grads.buffer import arranged_like
 from trackbed.grads.collectives import Collectives
 from trackbed.grads.collectives.protocol import OPTIMIZER_STATE
 from trackbed.grads.failure_aware_wait import Waiter
-from trackbed.optim.pieces import Piece
+from trackbed.optim.pieces import ParamPiece
 
 MAIN: Final = "main_param"
 WHERE: Final = "state of the optimizer"
@@ -55,7 +55,7 @@ class StatePart:
         return replace(self, value=self.value.new_empty(0))
 
 
-def parts_of(piece: Piece, own: Mapping[str, Any], main_value: torch.Tensor) -> Iterator[StatePart]:
+def parts_of(piece: ParamPiece, own: Mapping[str, Any], main_value: torch.Tensor) -> Iterator[StatePart]:
     """Yields the values of the state of a piece, with the value of its main parameter if that is a copy."""
     main = {MAIN: main_value} if piece.is_copied else {}
     for key, value in {**own, **main}.items():
@@ -68,21 +68,21 @@ def gather_parts(parts: Iterable[StatePart], collectives: Collectives, waiter: W
     own = _encode(parts)
     sizes = collectives.exchange(np.array([own.numel()], dtype=np.int64), label=OPTIMIZER_STATE)
     waiter.wait(sizes.work, "the state of the optimizer")
-    found: list[StatePart] = []
+    gathered: list[StatePart] = []
     for rank, (size,) in enumerate(sizes.read(waiter.read).tolist()):
         content = own if rank == collectives.rank() else torch.empty(size, dtype=torch.uint8, device="cpu")
         for start in range(0, size, _PIECE_BYTES):  # staged on a GPU where the group sends from there alone
             piece = content[start : start + _PIECE_BYTES]
             waiter.wait(collectives.broadcast([piece], source=rank), "broadcast of the optimizer's state")
-        found += _decode(content)
-    return found
+        gathered += _decode(content)
+    return gathered
 
 
 def assemble(parts: Iterable[StatePart], params: Mapping[str, torch.Tensor]) -> dict[str, State]:
     """Joins parts to the state of whole parameters, by name.
 
     Args:
-        parts: those of all ranks.
+        parts: parts of all ranks.
         params: parameters by name, for their shapes.
 
     Raises:
@@ -137,7 +137,7 @@ def check_covered(parts: Iterable[StatePart], params: Mapping[str, torch.Tensor]
     """Checks that the parts of a tensor have as many elements as its parameter.
 
     Args:
-        parts: those of all ranks.
+        parts: parts of all ranks.
         params: parameters by name, for their shapes.
     """
     found: Counter[tuple[str, str]] = Counter()
@@ -152,7 +152,7 @@ def check_covered(parts: Iterable[StatePart], params: Mapping[str, torch.Tensor]
             )
 
 
-def cut_state(piece: Piece, whole: Mapping[str, Any]) -> State:
+def cut_state(piece: ParamPiece, whole: Mapping[str, Any]) -> State:
     """Cuts the state of a piece from that of its parameter, as views. Tensors of other shapes are not divided."""
     cut: State = {}
     for key, value in whole.items():
@@ -225,18 +225,18 @@ def _check_undivided(value: Any, where: str) -> None:
 def _decode(content: torch.Tensor) -> Iterator[StatePart]:
     """Parses the result of `_encode`."""
     length = int.from_bytes(bytes(content[:8].tolist()), "little")
-    place = 8 + length
-    rows = orjson.loads(content[8:place].numpy().tobytes())
+    position = 8 + length
+    rows = orjson.loads(content[8:position].numpy().tobytes())
     sizes = [_num_bytes(dtype, shape) for _, _, _, dtype, shape in rows if dtype not in (None, _OTHER)]
-    rest = content[place + sum(sizes) :]
+    rest = content[position + sum(sizes) :]
     others = load_torch_item(rest.numpy().tobytes(), WHERE) if len(rest) else {}
     for name, key, span, dtype, value in rows:
         if dtype == _OTHER:
             value = others[value]
         elif dtype is not None:
             num_bytes = _num_bytes(dtype, value)
-            value = content[place : place + num_bytes].clone().view(getattr(torch, dtype)).view(value)
-            place += num_bytes
+            value = content[position : position + num_bytes].clone().view(getattr(torch, dtype)).view(value)
+            position += num_bytes
         yield StatePart(name, key, value, None if span is None else (span[0], span[1]))
 
 

@@ -1,8 +1,11 @@
-"""The optimizers of torch of one model: one, or several that have some of the parameters each."""
+"""The optimizers of torch of one model: one, or several that have some of the parameters each.
+
+A sharded optimizer needs an elementwise update: that of an element depends on that element alone.
+"""
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -120,16 +123,16 @@ def _first_of_fused_sgd(optimizer: Optimizer) -> set[torch.Tensor]:
 
     torch's kernel takes all or none of a group. It fails where a parameter gets its first gradient later than others.
     """
-    found: set[torch.Tensor] = set()
+    without_momentum: set[torch.Tensor] = set()
     if not isinstance(optimizer, torch.optim.SGD):
-        return found
+        return without_momentum
     for group in optimizer.param_groups:
         if group.get("fused") and group["momentum"]:
             tensors = [tensor for tensor in group["params"] if tensor.grad is not None]
             first = [one for one in tensors if optimizer.state.get(one, {}).get("momentum_buffer") is None]
             if 0 < len(first) < len(tensors):
-                found.update(first)
-    return found
+                without_momentum.update(first)
+    return without_momentum
 
 
 def place_steps(optimizer: torch.optim.Optimizer) -> None:
@@ -149,3 +152,33 @@ def place_steps(optimizer: torch.optim.Optimizer) -> None:
                 state["step"] = step.to(param.device, torch.float32)
             elif step.device.type != "cpu":
                 state["step"] = step.cpu()
+
+
+_ELEMENTWISE: Final = (
+    "ASGD",
+    "Adadelta",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "Adamax",
+    "NAdam",
+    "RAdam",
+    "RMSprop",
+    "Rprop",
+    "SGD",
+)
+
+
+def check_elementwise(optimizer: torch.optim.Optimizer) -> None:
+    """Checks that an optimizer may update parts of parameters.
+
+    Known are those of torch; another class, also one derived from them, says so with an attribute
+    `is_elementwise = True`.
+    """
+    known = tuple(getattr(torch.optim, name) for name in _ELEMENTWISE if hasattr(torch.optim, name))
+    if not getattr(optimizer, "is_elementwise", type(optimizer) in known):
+        raise ArgumentError(
+            "optimizer: its update must be elementwise to be sharded, which is not known of "
+            f"{type(optimizer).__name__}: set is_elementwise = True on the class if it is, or "
+            "use_distributed_optimizer=False"
+        )

@@ -16,8 +16,8 @@ import torch
 from trackbed.checkpoint import ShardedTensor, load, save
 from trackbed.checkpoint.format.torch_record import tensor_record
 from trackbed.checkpoint.io.boxes import slabs_of
-from trackbed.checkpoint.io.reader import FileReader
-from trackbed.checkpoint.io.writer import FileWriter, bytes_of, write_items
+from trackbed.checkpoint.io.file_reader import FileReader
+from trackbed.checkpoint.io.file_writer import FileWriter, bytes_of, write_items
 from trackbed.errors import CheckpointError
 
 DTYPES = [
@@ -139,7 +139,7 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path):
 def write_to_full_disk():
     """Writes to a device that exists and is full."""
     create = mock.patch(
-        "trackbed.checkpoint.io.writer._create", lambda path, direct: (os.open(path, os.O_WRONLY), False)
+        "trackbed.checkpoint.io.file_writer._create", lambda path, direct: (os.open(path, os.O_WRONLY), False)
     )
     with create, FileWriter("/dev/full") as file:
         file.write_payload(np.zeros(3, dtype=np.uint8))

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import trackbed
-from trackbed.checkpoint.io import parallel_read
+from trackbed.checkpoint.io import boxes
 
 
 @pytest.mark.parametrize("count", [10, 8 << 20])
@@ -24,16 +24,16 @@ def test_threads_fill_tensors_on_the_stream_that_is_current_where_they_are_loade
         entered.remove(threading.get_ident())
 
     main = threading.get_ident()
-    monkeypatch.setattr(parallel_read, "_gpus_of", lambda places: {gpu})
+    monkeypatch.setattr(boxes, "_gpus_of", lambda places: {gpu})
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: (device, threading.get_ident()))
     monkeypatch.setattr(torch.cuda, "stream", on_stream)
-    read_box = parallel_read.BoxReader.read_box
+    read_box = boxes.BoxReader.read_box
 
     def noted(self, *arguments):
         read.append(threading.get_ident() in entered)
         read_box(self, *arguments)
 
-    monkeypatch.setattr(parallel_read.BoxReader, "read_box", noted)
+    monkeypatch.setattr(boxes.BoxReader, "read_box", noted)
     trackbed.load({"w": trackbed.ShardedTensor.from_rank_offsets("w", target)}, tmp_path / "checkpoint")
     assert torch.equal(tensor, target)
     assert read

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trackbed.checkpoint.plan.assignment import main_replicas, plan_balanced
-from trackbed.checkpoint.plan.table import join_tables, tabulate
+from trackbed.checkpoint.plan.shard_table import join_tables, tabulate
 from trackbed.checkpoint.state.sharded_object import ShardedObject
 from trackbed.checkpoint.state.sharded_tensor import ShardedTensor
 

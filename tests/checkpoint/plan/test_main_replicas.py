@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trackbed.checkpoint import ShardedObject, ShardedTensor, load
-from trackbed.checkpoint.plan.main_replicas import find_lost
-from trackbed.checkpoint.plan.table import join_tables, tabulate
+from trackbed.checkpoint.plan.shard_table import join_tables, tabulate
+from trackbed.checkpoint.plan.validate import find_lost
 from trackbed.checkpoint.ranks import meet
 from trackbed.comm import SOLO, run_ranks
 from trackbed.errors import CheckpointError

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trackbed.checkpoint.plan.table import Table, join_tables, tabulate
+from trackbed.checkpoint.plan.shard_table import Table, join_tables, tabulate
 from trackbed.checkpoint.plan.validate import find_problems
 from trackbed.checkpoint.state.sharded_object import ShardedObject
 from trackbed.checkpoint.state.sharded_tensor import ShardedTensor

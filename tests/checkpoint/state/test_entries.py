@@ -3,12 +3,15 @@
 import pytest
 import torch
 
-from trackbed.checkpoint.state.factory import ShardedTensorFactory, apply_factory_merges
-from trackbed.checkpoint.state.sharded_base import is_main_replica
 from trackbed.checkpoint.state.sharded_object import LocalNonpersistentObject, ShardedObject
-from trackbed.checkpoint.state.sharded_tensor import ShardedTensor
+from trackbed.checkpoint.state.sharded_tensor import (
+    ShardedTensor,
+    ShardedTensorFactory,
+    apply_factory_merges,
+    is_main_replica,
+)
 from trackbed.errors import ArgumentError, CheckpointError
-from trackbed.megatron.checkpoints.trees import apply_factories
+from trackbed.megatron.checkpoints.entries import apply_factories
 
 
 def test_a_box_of_a_regular_grid_knows_its_place():

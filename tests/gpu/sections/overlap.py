@@ -10,19 +10,19 @@ from tests.gpu.card import DEVICE, IS_DRY
 from tests.gpu.delayed import DelayedCollectives
 from tests.gpu.sections.install import seconds_of
 from tests.gpu.sections.result import Result, run_section
-from trackbed.grads import agreement
+from trackbed.grads import model_agreement
 
 
 def seconds_of_step(of: Contenders, tokens: torch.Tensor, seconds_per_byte: float, **options: bool) -> float:
     """Median time of a step of two micro-batches."""
     collectives = DelayedCollectives(0.0, seconds_per_byte=seconds_per_byte)
-    solo = agreement.SoloCollectives
-    agreement.SoloCollectives = lambda: collectives
+    solo = model_agreement.SoloCollectives
+    model_agreement.SoloCollectives = lambda: collectives
     try:
         config = trackbed.DistributedDataParallelConfig(**options)
         wrapper = trackbed.DistributedDataParallel(of.model(), config)
     finally:
-        agreement.SoloCollectives = solo
+        model_agreement.SoloCollectives = solo
     optimizer = trackbed.DataParallelOptimizer(adamw(wrapper.parameters()), wrapper, max_norm=1.0)
 
     def step() -> None:

@@ -10,7 +10,7 @@ import torch.testing._internal.distributed.fake_pg as fake
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from trackbed.comm import SOLO
-from trackbed.comm.torch import backends_of, device_for
+from trackbed.comm.torch_group import backends_of, device_for
 from trackbed.grads import DistributedDataParallel, DistributedDataParallelConfig
 from trackbed.grads.bucket_group import _ParamAndGradBucketGroup
 from trackbed.grads.collectives import SoloCollectives, TorchCollectives

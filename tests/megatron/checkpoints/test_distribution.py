@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from trackbed.checkpoint.state.sharded_tensor import ShardedTensor
-from trackbed.megatron.checkpoints.distribution import distribute_shards_to_ranks, shard_size
+from trackbed.megatron.checkpoints.shard_exchange import distribute_shards_to_ranks, shard_size
 
 
 def megatrons(shard_to_ranks, shard_to_size, num_ranks, cross):

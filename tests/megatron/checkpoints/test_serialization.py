@@ -8,8 +8,8 @@ import torch.distributed.checkpoint as dcp
 
 from tests.support.checkpoints.few_entries import state, tensor, wanted
 from trackbed.checkpoint import ShardedObject, load, open_checkpoint, save
+from trackbed.checkpoint.damage import find_damage
 from trackbed.checkpoint.ranks import meet
-from trackbed.checkpoint.verify import find_damage
 from trackbed.comm import run_ranks
 from trackbed.errors import CheckpointError
 from trackbed.megatron.checkpoints import serialization

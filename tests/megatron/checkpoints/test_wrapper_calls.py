@@ -9,8 +9,8 @@ from tests.support.processes.launching import run_script
 from trackbed.checkpoint import ShardedObject, ShardedTensor
 from trackbed.errors import CheckpointError
 from trackbed.megatron.checkpoints import serialization
-from trackbed.megatron.checkpoints.errors import DistributedCheckpointError
-from trackbed.megatron.checkpoints.file_write import FileWrite
+from trackbed.megatron.checkpoints.async_requests import FileWrite
+from trackbed.megatron.checkpoints.checkpoint_error import DistributedCheckpointError
 from trackbed.megatron.checkpoints.fully_parallel import (
     FullyParallelLoadStrategyWrapper,
     FullyParallelSaveStrategyWrapper,

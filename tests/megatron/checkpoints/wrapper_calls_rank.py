@@ -20,8 +20,12 @@ from trackbed.megatron.checkpoints.fully_parallel import (
     FullyParallelLoadStrategyWrapper,
     FullyParallelSaveStrategyWrapper,
 )
-from trackbed.megatron.checkpoints.strategies import TorchDistLoadShardedStrategy, TorchDistSaveShardedStrategy
-from trackbed.megatron.checkpoints.strategy_base import LoadShardedStrategy, SaveShardedStrategy
+from trackbed.megatron.checkpoints.strategies import (
+    LoadShardedStrategy,
+    SaveShardedStrategy,
+    TorchDistLoadShardedStrategy,
+    TorchDistSaveShardedStrategy,
+)
 
 CASES = {}
 WAYS = ("broadcast", "gather_rounds", "gather_object")

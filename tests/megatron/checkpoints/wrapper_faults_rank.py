@@ -18,7 +18,7 @@ from trackbed.checkpoint import ShardedObject, ShardedTensor, ShardedTensorFacto
 from trackbed.checkpoint.io.boxes import BoxReader
 from trackbed.checkpoint.state.tree import nested_values
 from trackbed.errors import CheckpointError
-from trackbed.megatron.checkpoints import file_write, fully_parallel, serialization, strategies
+from trackbed.megatron.checkpoints import async_requests, fully_parallel, serialization, strategies
 
 GROUPS = {"all": [[0, 1, 2, 3]], "pairs": [[0, 1], [2, 3]], "one alone": [[0, 1, 2], [3]]}
 SAVE_PHASES = {
@@ -26,7 +26,7 @@ SAVE_PHASES = {
     "mark": (fully_parallel, "mark_replicas"),
     "partial folder": (serialization, "make_partial"),
     "plan": (strategies, "agree_on_plan"),
-    "write": (file_write, "write_shards"),
+    "write": (async_requests, "write_shards"),
     "collect": (strategies, "collect"),
 }
 LOAD_PHASES = {

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 import torch
 from hypothesis import strategies as st
 
-from trackbed.checkpoint.state.factory import ShardedTensorFactory
 from trackbed.checkpoint.state.sharded_object import LocalNonpersistentObject, ShardedObject
-from trackbed.checkpoint.state.sharded_tensor import ShardedTensor
+from trackbed.checkpoint.state.sharded_tensor import ShardedTensor, ShardedTensorFactory
 
 DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
 

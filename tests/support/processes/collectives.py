@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from tests.support.contracts.collectives import CASES, SHARED_MEMORY_CASES, Rank
 from tests.support.processes.launching import run_script
-from trackbed.comm.torch import TorchGroup
+from trackbed.comm.torch_group import TorchGroup
 from trackbed.errors import ArgumentError
 from trackbed.grads import reduce_scatter_with_fp32_accumulation
 from trackbed.grads.collectives import TorchCollectives

@@ -17,7 +17,7 @@ from tests.support.files.built_pair import build
 from tests.support.files.stored_pairs import open_stored, upload
 from trackbed.errors import ArgumentError, FormatError
 from trackbed.files.stores import stamp_of_object
-from trackbed.megatron.object_storage import get_index_cache_path
+from trackbed.megatron.functions import get_index_cache_path
 from trackbed.tokens import IndexedDataset, ObjectStorageConfig
 from trackbed.tokens.length_checksum import checksum_lengths
 from trackbed.tokens.stored.index_cache import StoredIndex, await_marks

@@ -6,7 +6,7 @@ from typing import Final
 
 import orjson
 
-from trackbed.checkpoint.io.reader import maybe_read_file
+from trackbed.checkpoint.io.file_reader import maybe_read_file
 from trackbed.errors import CheckpointError
 
 CONFIG_NAME: Final = "metadata.json"

@@ -95,10 +95,10 @@ def decode_metadata(content: bytes) -> Catalogue:
         ) from error
 
 
-def _catalogue_of(found: metadata.Metadata) -> Catalogue:
+def _catalogue_of(described: metadata.Metadata) -> Catalogue:
     builder = CatalogueBuilder()
     boxes: dict[tuple[str, Numbers | None], Numbers] = {}
-    for key, value in _of(found.state_dict_metadata, dict).items():
+    for key, value in _of(described.state_dict_metadata, dict).items():
         if isinstance(value, metadata.TensorStorageMetadata):
             shape = _numbers(value.size)
             builder.add_tensor(_of(key, str), _of(value.properties.dtype, torch.dtype), shape)
@@ -106,20 +106,20 @@ def _catalogue_of(found: metadata.Metadata) -> Catalogue:
         else:
             _of(value, metadata.BytesStorageMetadata)
             boxes[_of(key, str), None] = ()
-    for index, place in _of(found.storage_data, dict).items():
+    for index, location in _of(described.storage_data, dict).items():
         key = _of(index.fqn, str)
         is_object = index.offset is None or (key, None) in boxes  # old objects have an offset that means nothing
         offset = None if is_object else _numbers(index.offset)
         if (key, offset) not in boxes:
             raise CheckpointError(f"{METADATA_NAME}: {key}: each item must be listed once, but one at {offset} is not")
         sizes = boxes.pop((key, offset))
-        if getattr(place, "transform_descriptors", None):
-            transforms = place.transform_descriptors
+        if getattr(location, "transform_descriptors", None):
+            transforms = location.transform_descriptors
             raise CheckpointError(
                 f"{METADATA_NAME}: {key}: items must be stored plainly, but are transformed: {transforms}"
             )
-        file = _file_name(_of(place.relative_path, str))
-        start, num_bytes = _numbers((place.offset, place.length))
+        file = _file_name(_of(location.relative_path, str))
+        start, num_bytes = _numbers((location.offset, location.length))
         if offset is None:
             builder.add_object(key, file=file, start=start, num_bytes=num_bytes)
         else:

@@ -28,7 +28,7 @@ _END: Final = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
-class StoredFile:
+class FileChecksum:
     """Size and checksum of a file."""
 
     num_bytes: int
@@ -41,7 +41,7 @@ class SideFile:
 
     save_id: str
     """Name of the save, which no other has."""
-    files: Mapping[str, StoredFile]
+    files: Mapping[str, FileChecksum]
     """All other files of the checkpoint by name."""
     catalogue: Catalogue
 
@@ -126,7 +126,7 @@ class SideFile:
             sums=sums,
         )
         _check_rows(catalogue)
-        files = {name: StoredFile(num_bytes, crc) for name, num_bytes, crc in head["files"]}
+        files = {name: FileChecksum(num_bytes, crc) for name, num_bytes, crc in head["files"]}
         return cls(head["save_id"], files, catalogue)
 
 

@@ -14,10 +14,9 @@ from torch import _weights_only_unpickler as torch_unpickler
 
 from trackbed.checkpoint.format.allowed_classes import allowing, stand_in, unknown_names
 from trackbed.checkpoint.state.partial_tensors import search
-from trackbed.checkpoint.values.difference import first_difference
 from trackbed.checkpoint.values.pickler import RefusedError, pickle_module, survey
 from trackbed.checkpoint.values.rebuild import FactoryStandIn
-from trackbed.checkpoint.values.refusal import PICKLE_ERRORS, class_in, refusal, without_advice
+from trackbed.checkpoint.values.refusal import PICKLE_ERRORS, class_in, place_of_change, refusal, without_advice
 from trackbed.checkpoint.values.storages import own_memory
 from trackbed.errors import CheckpointError
 from trackbed.files.checksum import crc32
@@ -175,8 +174,8 @@ def torch_bytes(value: Any, where: str, *, writes_storages: bool = False) -> byt
     """
     stream = BytesIO()
     try:
-        found = survey(value)
-        copies = {} if writes_storages else own_memory(found.tensors, found.storages)
+        surveyed = survey(value)
+        copies = {} if writes_storages else own_memory(surveyed.tensors, surveyed.storages)
         torch.save(value, stream, pickle_module=pickle_module(copies))
         loaded = load_torch_item(stream.getbuffer(), where, checks_members=False)
     except RefusedError as error:
@@ -185,7 +184,7 @@ def torch_bytes(value: Any, where: str, *, writes_storages: bool = False) -> byt
         raise CheckpointError(
             refusal(value, where) or f"{where}: must be a value that can be pickled, but: {error}"
         ) from (None if isinstance(error, CheckpointError) else error)
-    if found.has_own_classes and first_difference(value, loaded) is not None:
+    if surveyed.has_own_classes and place_of_change(value, loaded) is not None:
         raise CheckpointError(refusal(value, where) or f"{where}: must come back as it is, but does not")
     return stream.getvalue()
 

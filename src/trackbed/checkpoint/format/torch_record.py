@@ -36,7 +36,7 @@ _MAX_32: Final = 0xFFFFFFFF
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class TorchRecord:
     """Bytes around the payload of a tensor."""
 
     head: bytes
@@ -49,7 +49,7 @@ class Record:
 
 
 @lru_cache(maxsize=4096)
-def tensor_record(dtype: torch.dtype, shape: tuple[int, ...], *, payload_start: int = _HEADER_BYTES) -> Record:
+def tensor_record(dtype: torch.dtype, shape: tuple[int, ...], *, payload_start: int = _HEADER_BYTES) -> TorchRecord:
     """Makes the record of a contiguous tensor.
 
     Args:
@@ -84,7 +84,7 @@ def tensor_record(dtype: torch.dtype, shape: tuple[int, ...], *, payload_start: 
     def tail(crc: int) -> bytes:
         return crc.to_bytes(4, "little").join(parts)
 
-    return Record(head, num_bytes, tail, len(head) + num_bytes + len(tail(0)))
+    return TorchRecord(head, num_bytes, tail, len(head) + num_bytes + len(tail(0)))
 
 
 class _Storage:
@@ -115,7 +115,7 @@ class _Tensor:
         return torch._utils._rebuild_tensor_v2, (_Storage(kind, self._count), *layout)  # noqa: SLF001  as torch.save
 
 
-class _Pickler(pickle.Pickler):
+class _PayloadPickler(pickle.Pickler):
     def persistent_id(self, value: Any) -> Any:
         """Names the payload."""
         return value.id if isinstance(value, _Storage) else None
@@ -125,7 +125,7 @@ class _Pickler(pickle.Pickler):
 def _description(dtype: torch.dtype, shape: tuple[int, ...], count: int) -> bytes:
     """The member data.pkl."""
     stream = BytesIO()
-    _Pickler(stream, protocol=2).dump(_Tensor(dtype, shape, count))
+    _PayloadPickler(stream, protocol=2).dump(_Tensor(dtype, shape, count))
     return stream.getvalue()
 
 

@@ -1,11 +1,15 @@
-"""Reads parts of stored tensors, and objects, into their places."""
+"""Reads parts of stored tensors, and objects, into their places, with several threads."""
 
+import os
 import re
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from threading import Event
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -15,8 +19,8 @@ import torch
 from trackbed.checkpoint.format.catalogue import Catalogue
 from trackbed.checkpoint.format.extents import SUM_BYTES
 from trackbed.checkpoint.format.safe_pickle import load_torch_item
-from trackbed.checkpoint.io.reader import FileReader
-from trackbed.checkpoint.io.writer import bytes_of
+from trackbed.checkpoint.io.file_reader import FileReader
+from trackbed.checkpoint.io.file_writer import bytes_of
 from trackbed.errors import CheckpointError
 
 _SHARDED_OBJECT: Final = re.compile(r"/shard_[0-9.]*_[0-9.]*$")
@@ -155,14 +159,16 @@ class BoxReader:
                 f"{where}: must be written by torch.save, but the file is in the format of safetensors: read it with "
                 "safetensors.torch.load_file, or save with SerializationFormat.TORCH_SAVE, the default"
             )
-        found = load_torch_item(content, where)
-        wanted = self._catalogue.tensors[key].dtype, size
-        if not isinstance(found, torch.Tensor) or (found.dtype, tuple(found.shape)) != wanted:
-            what = f"{found.dtype} {tuple(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__name__
-            raise CheckpointError(
-                f"{where}: must be a tensor of {wanted[0]} {wanted[1]}, but is {what}: the file is damaged"
+        tensor = load_torch_item(content, where)
+        described = self._catalogue.tensors[key].dtype, size
+        if not isinstance(tensor, torch.Tensor) or (tensor.dtype, tuple(tensor.shape)) != described:
+            what = (
+                f"{tensor.dtype} {tuple(tensor.shape)}" if isinstance(tensor, torch.Tensor) else type(tensor).__name__
             )
-        return found
+            raise CheckpointError(
+                f"{where}: must be a tensor of {described[0]} {described[1]}, but is {what}: the file is damaged"
+            )
+        return tensor
 
     def _stage(self, num_bytes: int) -> torch.Tensor:
         if len(self._staging) < num_bytes:
@@ -270,3 +276,83 @@ def _below(index: Numbers, shape: Numbers, first: Numbers, end: Numbers, element
     for low in range(first[axis], end[axis], step):
         high = min(low + step, end[axis])
         yield Slab(index, low, high, start + low * row, (high - low) * row)
+
+
+_PIECE_BYTES: Final = 32 << 20
+_MIN_BYTES: Final = 16 << 20
+"""Bytes of all places below which one thread reads."""
+_MAX_THREADS: Final = 4
+_POLL_SECONDS: Final = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class BoxToFill:
+    """Tensor that is to be filled from a place of a stored tensor, with all axes of that one."""
+
+    key: str
+    box: torch.Tensor
+    first: tuple[int, ...]
+
+
+def fill_boxes(places: Iterable[BoxToFill], folder: Path, catalogue: Catalogue, poll: Callable[[], None]) -> None:
+    """Fills tensors, large ones in pieces, with as many threads as this process has cores, up to four.
+
+    Args:
+        places: places, none of which overlaps another.
+        folder: folder of the checkpoint.
+        catalogue: its contents.
+        poll: called every 20 ms or so in this thread; may raise to end the work.
+    """
+    pieces = deque(piece for place in places for piece in _pieces(place))
+    num_bytes = sum(piece.box.nbytes for piece in pieces)
+    num_threads = min(_MAX_THREADS, len(os.sched_getaffinity(0))) if num_bytes >= _MIN_BYTES else 1
+    is_over = Event()
+    # A thread has streams of its own. What this one has queued for a tensor must be over before it is filled.
+    streams = [torch.cuda.current_stream(device) for device in _gpus_of(pieces)]
+
+    def work() -> None:
+        with torch.no_grad(), _on_streams(streams), BoxReader(folder, catalogue) as reader:
+            while not is_over.is_set():
+                try:
+                    piece = pieces.popleft()
+                except IndexError:
+                    return
+                reader.read_box(piece.key, piece.box, piece.first)
+
+    with ThreadPoolExecutor(num_threads, "trackbed-read") as threads:
+        pending = {threads.submit(work) for _ in range(num_threads)}
+        try:
+            while pending:
+                done, pending = wait(pending, _POLL_SECONDS, FIRST_EXCEPTION)
+                for future in done:
+                    future.result()
+                poll()
+        finally:
+            is_over.set()
+
+
+def _gpus_of(places: Iterable[BoxToFill]) -> set[torch.device]:
+    return {place.box.device for place in places if place.box.device.type == "cuda"}
+
+
+@contextmanager
+def _on_streams(streams: Iterable[torch.cuda.Stream]) -> Iterator[None]:
+    """Makes these the current streams of their devices, in this thread and the block."""
+    with ExitStack() as stack:
+        for stream in streams:
+            stack.enter_context(torch.cuda.stream(stream))
+        yield
+
+
+def _pieces(target: BoxToFill) -> Iterable[BoxToFill]:
+    if target.box.nbytes <= _PIECE_BYTES:
+        return [target]
+    pieces = cut_box((0,) * target.box.ndim, tuple(target.box.shape), target.box.itemsize, _PIECE_BYTES)
+    return [
+        BoxToFill(
+            target.key,
+            target.box[tuple(slice(low, low + size) for low, size in zip(first, shape, strict=True))],
+            tuple(low + start for low, start in zip(first, target.first, strict=True)),
+        )
+        for first, shape in pieces
+    ]

@@ -8,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from trackbed.checkpoint.format.catalogue import Catalogue, StoredTensor
-from trackbed.checkpoint.format.extents import StoredFile
-from trackbed.checkpoint.io.writer import WrittenItem
+from trackbed.checkpoint.format.extents import FileChecksum
+from trackbed.checkpoint.io.file_writer import WrittenItem
 from trackbed.checkpoint.plan.assignment import Assignment
-from trackbed.checkpoint.plan.table import DTYPES, Table
+from trackbed.checkpoint.plan.shard_table import DTYPES, Table
 from trackbed.checkpoint.state.sharded_object import ShardedObject
 from trackbed.errors import CheckpointError
 
@@ -24,7 +24,7 @@ _FIELDS: Final = 6
 class WrittenFiles:
     """Files that a rank has written. N items, in the order of the rank's assignment."""
 
-    files: Mapping[str, StoredFile]
+    files: Mapping[str, FileChecksum]
     items: Int64s
     """`[N, 6]` number of the file of each item, its start and size, start and size of its payload, and number of its
     checksums."""
@@ -32,7 +32,7 @@ class WrittenFiles:
     """Checksums of the payloads."""
 
     @classmethod
-    def make(cls, files: Mapping[str, StoredFile], items: Sequence[tuple[str, WrittenItem]]) -> Self:
+    def make(cls, files: Mapping[str, FileChecksum], items: Sequence[tuple[str, WrittenItem]]) -> Self:
         """Collects items, each with the name of its file."""
         number_of = {name: number for number, name in enumerate(files)}
         numbers = [
@@ -60,26 +60,26 @@ class WrittenFiles:
         place += 16 * num_files
         items = np.frombuffer(content, dtype="<i8", count=_FIELDS * num_items, offset=place).reshape(-1, _FIELDS)
         sums = np.frombuffer(content, dtype="<u4", offset=place + items.nbytes)
-        files = {name: StoredFile(*size) for name, size in zip(names, sizes, strict=True)}
+        files = {name: FileChecksum(*size) for name, size in zip(names, sizes, strict=True)}
         return cls(files, items.astype(np.int64, copy=False), sums.astype(np.uint32, copy=False))
 
 
-def catalogue_of(table: Table, assignment: Assignment, found: Sequence[WrittenFiles]) -> Catalogue:
+def catalogue_of(table: Table, assignment: Assignment, written_by_rank: Sequence[WrittenFiles]) -> Catalogue:
     """Contents of a checkpoint.
 
     Args:
         table: shards of all ranks.
         assignment: parts of them that were written.
-        found: files of all ranks, in rank order.
+        written_by_rank: files of all ranks, in rank order.
     """
     offsets, sizes = _boxes(table, assignment)
     row = assignment.row
     # The items of all ranks, one after another, in the order of the assignment.
     by_rank = np.argsort(assignment.rank, kind="stable")
     items = np.empty((len(row), _FIELDS), dtype=np.int64)
-    first_file = np.cumsum([0, *(len(written.files) for written in found)])
-    joined = np.concatenate([np.zeros((0, _FIELDS), dtype=np.int64), *(written.items for written in found)])
-    joined[:, 0] += np.repeat(first_file[:-1], [len(written.items) for written in found])
+    first_file = np.cumsum([0, *(len(written.files) for written in written_by_rank)])
+    joined = np.concatenate([np.zeros((0, _FIELDS), dtype=np.int64), *(written.items for written in written_by_rank)])
+    joined[:, 0] += np.repeat(first_file[:-1], [len(written.items) for written in written_by_rank])
     items[by_rank] = joined
     first_sum = np.empty(len(row), dtype=np.int64)
     first_sum[by_rank] = np.cumsum(joined[:, -1]) - joined[:, -1]
@@ -92,7 +92,7 @@ def catalogue_of(table: Table, assignment: Assignment, found: Sequence[WrittenFi
     return Catalogue(
         tensors=tensors,
         objects=objects,
-        files=tuple(name for written in found for name in written.files),
+        files=tuple(name for written in written_by_rank for name in written.files),
         file=items[order, 0],
         start=items[order, 1],
         num_bytes=items[order, 2],
@@ -101,7 +101,7 @@ def catalogue_of(table: Table, assignment: Assignment, found: Sequence[WrittenFi
         offsets=offsets[order],
         sizes=sizes[order],
         first_sum=first_sum[order],
-        sums=np.concatenate([np.zeros(0, dtype=np.uint32), *(written.sums for written in found)]),
+        sums=np.concatenate([np.zeros(0, dtype=np.uint32), *(written.sums for written in written_by_rank)]),
     )
 
 
@@ -140,12 +140,12 @@ def _tensors(table: Table, rows: Int64s) -> dict[str, StoredTensor]:
 
 def _objects(table: Table, rows: Int64s, first: int) -> dict[str, int]:
     """Rows of objects in the catalogue, by their unique keys."""
-    found: dict[str, int] = {}
+    rows_of_keys: dict[str, int] = {}
     for number, row in enumerate(rows.tolist()):
         axes = int(table.num_axes[row])
-        grid, place = (tuple(box[row, :axes].tolist()) for box in (table.global_shape, table.offset))
-        name = ShardedObject(table.keys[table.key[row]], None, grid, place).unique_key
-        if name in found:
+        grid, offset = (tuple(box[row, :axes].tolist()) for box in (table.global_shape, table.offset))
+        name = ShardedObject(table.keys[table.key[row]], None, grid, offset).unique_key
+        if name in rows_of_keys:
             raise CheckpointError(f"{name}: an object must be stored once, but is twice")
-        found[name] = first + number
-    return found
+        rows_of_keys[name] = first + number
+    return rows_of_keys

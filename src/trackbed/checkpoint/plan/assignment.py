@@ -6,7 +6,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from trackbed.checkpoint.plan.table import Table
+from trackbed.checkpoint.plan.shard_table import Table
 from trackbed.kernels import assign_least_loaded
 
 Int64s = npt.NDArray[np.int64]
@@ -75,7 +75,7 @@ def plan_balanced(table: Table, num_ranks: int) -> Assignment:
 
     Of a tensor that has no elements on any rank, the first rank that has it writes its box.
 
-    Deterministic: the largest part goes to the rank with the least so far, of those that have the shard.
+    Deterministic: the largest part goes first, to the rank with the least so far among the ranks with the shard.
 
     Args:
         table: shards of all ranks, without problems.

@@ -14,9 +14,9 @@ import torch.distributed as dist
 
 from trackbed.checkpoint.io.boxes import cut_box
 from trackbed.checkpoint.plan.assignment import group_copies
-from trackbed.checkpoint.plan.table import DTYPES, Table
+from trackbed.checkpoint.plan.shard_table import DTYPES, Table
 from trackbed.checkpoint.ranks import Meeting
-from trackbed.comm.torch import device_for
+from trackbed.comm.torch_group import device_for
 from trackbed.errors import ArgumentError
 from trackbed.files import boot_id
 from trackbed.kernels import assign_least_loaded
@@ -38,13 +38,13 @@ _on_one_host: Final[WeakKeyDictionary[Any, bool]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Part:
+class SharedBox:
     """Box of a tensor that several ranks want and one reads."""
 
     rows: Int64s
     """Rows of the shards that have it, in the table of all ranks."""
     reader: int
-    """Rank that reads it, one of those."""
+    """Rank that reads it; one of the ranks that want it."""
     first: Numbers
     """First element in the tensor."""
     shape: Numbers
@@ -82,7 +82,7 @@ def must_exchange(meeting: Meeting, exchange: Exchange) -> bool:
     return not _on_one_host[meeting.group]
 
 
-def plan_parts(table: Table, num_ranks: int) -> list[Part]:
+def plan_parts(table: Table, num_ranks: int) -> list[SharedBox]:
     """Divides what several ranks want into parts, and chooses who reads each, so that all read as much.
 
     Args:
@@ -90,7 +90,7 @@ def plan_parts(table: Table, num_ranks: int) -> list[Part]:
         num_ranks: number of ranks.
     """
     rows, starts = group_copies(table, np.flatnonzero((table.shape > 0).all(axis=1)))
-    found: list[tuple[int, int, Numbers, Numbers, int]] = []
+    boxes: list[tuple[int, int, Numbers, Numbers, int]] = []
     for start, end in itertools.pairwise([*starts.tolist(), len(rows)]):
         row = int(rows[start])
         if (table.rank[rows[start:end]] == table.rank[row]).all():
@@ -98,23 +98,23 @@ def plan_parts(table: Table, num_ranks: int) -> list[Part]:
         axes = int(table.num_axes[row])
         box = tuple(table.offset[row, :axes].tolist()), tuple(table.shape[row, :axes].tolist())
         itemsize = DTYPES[table.dtype[row]].itemsize
-        found += [
+        boxes += [
             (start, end, first, shape, prod(shape) * itemsize) for first, shape in cut_box(*box, itemsize, _PART_BYTES)
         ]
-    bounds = np.array([part[:2] for part in found], dtype=np.int64).reshape(-1, 2)
-    costs = np.array([part[-1] for part in found], dtype=np.int64)
+    bounds = np.array([part[:2] for part in boxes], dtype=np.int64).reshape(-1, 2)
+    costs = np.array([part[-1] for part in boxes], dtype=np.int64)
     places = assign_least_loaded(costs, bounds[:, 0], bounds[:, 1], table.rank[rows], num_ranks)
     readers = table.rank[rows[places]].tolist()
     return [
-        Part(rows[start:end], reader, first, shape, num_bytes)
-        for reader, (start, end, first, shape, num_bytes) in zip(readers, found, strict=True)
+        SharedBox(rows[start:end], reader, first, shape, num_bytes)
+        for reader, (start, end, first, shape, num_bytes) in zip(readers, boxes, strict=True)
     ]
 
 
 def exchange_parts(
     meeting: Meeting,
     table: Table,
-    parts: Sequence[Part],
+    parts: Sequence[SharedBox],
     targets: Callable[[int], torch.Tensor],
     read: Callable[[str, torch.Tensor, Numbers], None],
 ) -> None:
@@ -129,7 +129,7 @@ def exchange_parts(
     """
     for some in _rounds(table, parts, meeting.size):
         sent: list[list[torch.Tensor]] = [[] for _ in range(meeting.size)]
-        awaited: list[list[Part]] = [[] for _ in range(meeting.size)]
+        awaited: list[list[SharedBox]] = [[] for _ in range(meeting.size)]
         for part in some:
             holders = sorted(set(table.rank[part.rows].tolist()))
             if part.reader == meeting.rank:
@@ -150,10 +150,10 @@ def exchange_parts(
             place += size
 
 
-def _rounds(table: Table, parts: Sequence[Part], num_ranks: int) -> Iterator[list[Part]]:
+def _rounds(table: Table, parts: Sequence[SharedBox], num_ranks: int) -> Iterator[list[SharedBox]]:
     """Yields parts that are exchanged in one collective."""
     sent, received = np.zeros(num_ranks, dtype=np.int64), np.zeros(num_ranks, dtype=np.int64)
-    some: list[Part] = []
+    some: list[SharedBox] = []
     for part in parts:
         holders = np.unique(table.rank[part.rows])
         size = _padded(part.num_bytes)
@@ -174,12 +174,12 @@ def _padded(num_bytes: int) -> int:
     return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
 
 
-def _box_in(raw: torch.Tensor, table: Table, part: Part) -> torch.Tensor:
+def _box_in(raw: torch.Tensor, table: Table, part: SharedBox) -> torch.Tensor:
     """Bytes of a part as a tensor."""
     return raw[: part.num_bytes].view(DTYPES[table.dtype[part.rows[0]]]).view(part.shape)
 
 
-def _fill(rank: int, table: Table, part: Part, box: torch.Tensor, targets: Callable[[int], torch.Tensor]) -> None:
+def _fill(rank: int, table: Table, part: SharedBox, box: torch.Tensor, targets: Callable[[int], torch.Tensor]) -> None:
     """Copies a part to the tensors of this rank that have it."""
     for row in part.rows[table.rank[part.rows] == rank].tolist():
         offset = table.offset[row].tolist()

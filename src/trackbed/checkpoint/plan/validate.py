@@ -1,13 +1,25 @@
-"""Checks of the shards of all ranks, before any data moves: pure, and the same on every rank."""
+"""Checks of shards before any data moves. Pure.
 
-from collections.abc import Iterator, Sequence
+Shards of one rank with one key must be parts of one tensor or object; main replicas of all ranks must cover each tensor
+once, and have all that any rank has a copy of. The checks of all ranks are the same on every rank.
+
+Shapes: N shards of all ranks, B boxes, D axes.
+"""
+
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from itertools import combinations
 from math import prod
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from trackbed.checkpoint.plan.table import DTYPES, Table
+from trackbed.checkpoint.plan.assignment import group_copies
+from trackbed.checkpoint.plan.shard_table import DTYPES, Table, has_elements
+from trackbed.checkpoint.state.sharded_object import ShardedObject
+from trackbed.checkpoint.state.sharded_tensor import ShardedTensor, is_main_replica
 from trackbed.errors import CheckpointError
 
 Int64s = npt.NDArray[np.int64]
@@ -207,7 +219,7 @@ def _describe(table: Table, key: str, rows: Int64s, first: Int64s, shape: Int64s
 
 
 def _describe_pairs(table: Table, key: str, rows: Int64s, first: Int64s, end: Int64s, whole: Int64s) -> list[str]:
-    """Like `_describe`, for boxes with very many different edges: compares each box with those that begin before it."""
+    """Like `_describe`, for boxes with very many different edges: compares each box with all that begin before it."""
     order = np.lexsort(first.T[::-1])
     first, end, rows = first[order], end[order], rows[order]
     for number in range(1, len(rows)):
@@ -234,3 +246,194 @@ def name_holders(table: Table, rows: Int64s) -> str:
         return f"rank {ranks[0]} has{times}"
     shown = ", ".join(map(str, ranks[:_RANKS_SHOWN]))
     return f"ranks {shown}{' and others' if len(ranks) > _RANKS_SHOWN else ''} have"
+
+
+Box = tuple[tuple[int, int], ...]
+
+
+def require_main_replicas(table: Table) -> None:
+    """Checks that main replicas have all elements of which a rank has a copy; see `find_lost`.
+
+    Args:
+        table: shards of all ranks.
+
+    Raises:
+        CheckpointError: they do not; the message has the first 20 keys.
+    """
+    raise_problems(find_lost(table))
+
+
+def find_lost(table: Table) -> list[str]:
+    """Describes copies that no rank would save, because no main replica has some of their elements.
+
+    Elements that no rank has at all may be missing, as in a checkpoint of some parts, and the boxes of copies may be
+    other ones than those of the main replicas.
+
+    Args:
+        table: shards of all ranks.
+
+    Returns:
+        One sentence for each key: region, and the ranks that have it; none if all is well.
+    """
+    copies = np.flatnonzero((table.is_main == 0) & (table.shape > 0).all(axis=1))
+    if not len(copies):
+        return []
+    return [*_lost(table, copies[~table.is_object[copies]]), *_lost(table, copies[table.is_object[copies]])]
+
+
+def _lost(table: Table, copies: Int64s) -> Iterator[str]:
+    """Yields a sentence for each key with a copy that is lost.
+
+    Args:
+        table: shards of all ranks.
+        copies: shards that are no main replicas, either tensors or objects.
+    """
+    if not len(copies):
+        return
+    mains = np.flatnonzero(
+        (table.is_main == 1) & (table.shape > 0).all(axis=1) & (table.is_object == table.is_object[copies[0]])
+    )
+    copies = copies[~_is_in_whole(table, copies, mains)]
+    if not len(copies):
+        return
+    rows, starts = group_copies(table, np.concatenate([mains, copies]))
+    stops = np.append(starts[1:], len(rows))
+    is_saved = np.maximum.reduceat(table.is_main[rows], starts) == 1
+    left = np.flatnonzero(~is_saved)
+    order = np.argsort(table.key[mains], kind="stable")
+    mains = mains[order]
+    for key, group in itertools.groupby(left.tolist(), lambda number: int(table.key[rows[starts[number]]])):
+        start, stop = np.searchsorted(table.key[mains], [key, key + 1]).tolist()
+        first, shape = table.offset[mains[start:stop]], table.shape[mains[start:stop]]
+        whole = table.global_shape[mains[start]] if start < stop else np.zeros_like(table.offset[0])
+        covered = whole if start < stop and cover_once(first, shape, whole) else np.zeros_like(whole)
+        for number in group:
+            holders = rows[starts[number] : stops[number]]
+            offset, size = table.offset[holders[0]], table.shape[holders[0]]
+            if (offset + size <= covered).all():
+                continue
+            missing = _first_missing(offset, size, first, shape)
+            if missing is not None:
+                region = ", ".join(f"{low}:{high}" for low, high in missing[: int(table.num_axes[holders[0]])])
+                yield (
+                    f"{table.keys[key]}: what a rank has must be in a main replica of some rank, but no main replica "
+                    f"has [{region}], of which {name_holders(table, holders)} a copy: replica_id must be 0 on one rank"
+                )
+                break
+
+
+def _is_in_whole(table: Table, copies: Int64s, mains: Int64s) -> npt.NDArray[np.bool_]:
+    """True for copies of a tensor of which one main replica is the whole, which is most often so."""
+    size = np.zeros((len(table.keys), table.shape.shape[1]), dtype=np.int64)
+    whole = mains[(table.shape[mains] == table.global_shape[mains]).all(axis=1)]
+    size[table.key[whole]] = table.shape[whole]
+    is_outside = table.offset[copies] + table.shape[copies] > size[table.key[copies]]
+    return np.logical_not(is_outside.any(axis=1))
+
+
+def _first_missing(offset: Int64s, size: Int64s, first: Int64s, shape: Int64s) -> Box | None:
+    """A part of a box that other boxes do not cover; None if they cover it.
+
+    Args:
+        offset: `[D]` first element of the box.
+        size: `[D]` its shape.
+        first: `[B, D]` first elements of the other boxes.
+        shape: `[B, D]` their shapes.
+    """
+    low, high = np.maximum(first, offset), np.minimum(first + shape, offset + size)
+    is_near = (low < high).all(axis=1)
+    left: list[Box] = [tuple(zip(offset.tolist(), (offset + size).tolist(), strict=True))]
+    for lows, highs in zip(low[is_near].tolist(), high[is_near].tolist(), strict=True):
+        other: Box = tuple(zip(lows, highs, strict=True))
+        left = [part for box in left for part in _without(box, other)]
+        if not left:
+            return None
+    return left[0]
+
+
+def _without(box: Box, other: Box) -> Iterator[Box]:
+    """Yields disjoint boxes of the elements that are not in another box.
+
+    >>> list(_without(((0, 4), (0, 4)), ((1, 2), (0, 3))))
+    [((0, 1), (0, 4)), ((2, 4), (0, 4)), ((1, 2), (3, 4))]
+    """
+    if any(stop <= low or high <= start for (start, stop), (low, high) in zip(box, other, strict=True)):
+        yield box
+        return
+    inner = list(box)
+    for axis, (low, high) in enumerate(other):
+        start, stop = inner[axis]
+        for part in ((start, low), (high, stop)):
+            if part[0] < part[1]:
+                yield (*inner[:axis], part, *inner[axis + 1 :])
+        inner[axis] = max(start, low), min(stop, high)
+
+
+Shard = ShardedTensor | ShardedObject
+
+_MOST_COMPARED: Final = 64
+"""Boxes of one key up to which each is compared with each. Those of more are compared by the table of all ranks."""
+_ADVICE: Final = (
+    'give each a key of its own, as sharded_state(..., prefix="average.") does, or replica_id 1 to one of them if they '
+    "are copies"
+)
+
+
+def require_distinct(shards: Sequence[Shard], places: Callable[[], Sequence[str]], rank: int) -> None:
+    """Checks the entries of a rank that have the same key.
+
+    Args:
+        shards: tensors and objects.
+        places: returns the path of each in the state.
+        rank: number of the rank.
+    """
+    if len({shard.key for shard in shards}) == len(shards):
+        return
+    groups: defaultdict[str, list[tuple[Shard, str]]] = defaultdict(list)
+    for shard, place in zip(shards, places(), strict=True):
+        if has_elements(shard):
+            groups[shard.key].append((shard, place))
+    for key, group in groups.items():
+        if len(group) > 1:
+            _check_group(key, group, rank)
+
+
+def _check_group(key: str, group: list[tuple[Shard, str]], rank: int) -> None:
+    first, place = group[0]
+    for other, elsewhere in group[1:]:
+        if _kind_of(other) != _kind_of(first):
+            found = f"rank {rank} has {_kind_of(first)} at {place} and {_kind_of(other)} at {elsewhere}"
+            raise CheckpointError(f"{key}: all shards must have one kind, type and shape, but {found}: {_ADVICE}")
+    mains = [(_box_of(shard), where) for shard, where in group if is_main_replica(shard.replica_id)]
+    for box, one, another in _overlaps(mains):
+        region = ", ".join(f"{start}:{stop}" for start, stop in box)
+        found = f"rank {rank} has 2 times [{region}], at {one} and {another}"
+        raise CheckpointError(f"{key}: main replicas must cover each element once, but {found}: {_ADVICE}")
+
+
+def _overlaps(boxes: list[tuple[Box, str]]) -> Iterator[tuple[Box, str, str]]:
+    """Yields common elements of two boxes, and the places of both."""
+    seen: dict[Box, str] = {}
+    for box, path in boxes:
+        if box in seen:
+            yield box, seen[box], path
+        seen[box] = path
+    if len(boxes) > _MOST_COMPARED:
+        return
+    for (box, path), (other, other_path) in combinations(boxes, 2):
+        common = tuple((max(one[0], two[0]), min(one[1], two[1])) for one, two in zip(box, other, strict=True))
+        if all(start < stop for start, stop in common):
+            yield common, path, other_path
+
+
+def _box_of(shard: Shard) -> Box:
+    offset = tuple(shard.global_offset)
+    if isinstance(shard, ShardedObject):
+        return tuple((start, start + 1) for start in offset)
+    shape = (1,) * shard.prepend_axis_num + tuple(shard.local_shape)
+    return tuple((start, start + size) for start, size in zip(offset, shape, strict=True))
+
+
+def _kind_of(shard: Shard) -> str:
+    what = "an object" if isinstance(shard, ShardedObject) else f"a tensor of {shard.dtype}"
+    return f"{what} of shape {tuple(shard.global_shape)}"

@@ -7,11 +7,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from trackbed.checkpoint.state.factory import ShardedTensorFactory, apply_factory_merges
 from trackbed.checkpoint.state.partial_tensors import abbreviated, printable
-from trackbed.checkpoint.state.sharded_base import ShardedBase, check_key
 from trackbed.checkpoint.state.sharded_object import LocalNonpersistentObject, ShardedObject
-from trackbed.checkpoint.state.sharded_tensor import ShardedTensor
+from trackbed.checkpoint.state.sharded_tensor import (
+    ShardedBase,
+    ShardedTensor,
+    ShardedTensorFactory,
+    apply_factory_merges,
+    check_key,
+)
 from trackbed.checkpoint.state.tree import dict_list_map_outplace, extract_matching_values, merge, nested_values
 from trackbed.errors import CheckpointError
 
@@ -19,7 +23,7 @@ Shard = ShardedTensor | ShardedObject
 
 
 @dataclass(frozen=True, slots=True)
-class SavedState:
+class StateToSave:
     """State that is to be saved."""
 
     shards: list[Shard]
@@ -40,7 +44,7 @@ class SavedState:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class StateToLoad:
     """State that is to be loaded."""
 
     tree: Any
@@ -56,7 +60,7 @@ class Request:
         """Path of each tensor and object."""
         return _places_of_shards(self.tree)
 
-    def only(self, is_kept: Iterable[bool]) -> "Request":
+    def only(self, is_kept: Iterable[bool]) -> "StateToLoad":
         """Returns the request with some of its tensors and objects, told by a flag for each, in order."""
         flags = iter(is_kept)
         tree, _ = extract_matching_values(self.tree, lambda _: next(flags))
@@ -76,7 +80,7 @@ class Request:
         return common
 
 
-class _Kind(enum.Flag):
+class _Destination(enum.Flag):
     """Destination of a part of a state."""
 
     sharded = enum.auto()
@@ -84,14 +88,14 @@ class _Kind(enum.Flag):
     local = enum.auto()
 
 
-_NOTHING: Final = _Kind(0)
+_NOTHING: Final = _Destination(0)
 _NO_VALUE: Final = object()
 _WITH_MORE: Final = (dict, list, ShardedTensorFactory)
 _KEPT_CONTAINERS: Final = (dict, list, OrderedDict, Counter, defaultdict)
 """Containers in which shards and plain values may lie side by side, and which come back as they are."""
 
 
-def describe_state(state: dict[str, Any]) -> SavedState:
+def describe_state(state: dict[str, Any]) -> StateToSave:
     """Divides a state that is to be saved.
 
     Args:
@@ -110,7 +114,7 @@ def describe_state(state: dict[str, Any]) -> SavedState:
     shards: list[Any] = [leaf for leaf in nested_values(built) if isinstance(leaf, ShardedBase)]
     for shard in shards:
         check_key(shard.key)
-    return SavedState(shards, {} if common is _NO_VALUE else common, built)
+    return StateToSave(shards, {} if common is _NO_VALUE else common, built)
 
 
 def _places_of_shards(tree: Any) -> list[str]:
@@ -160,7 +164,7 @@ def _built_tree(value: Any, path: tuple[Any, ...], above: set[int]) -> Any:
 def _check_only_shards(value: Any, items: list[tuple[Any, Any]], path: tuple[Any, ...]) -> None:
     """Checks that a container of another class has no plain values, which are loaded in a dictionary or list."""
     kinds = [_check(below, (*path, key)) for key, below in items]
-    if any(_Kind.common in kind for kind in kinds):
+    if any(_Destination.common in kind for kind in kinds):
         raise CheckpointError(_other_class(value, path))
 
 
@@ -204,7 +208,7 @@ def _class_name(value: Any) -> str:
     return f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
 
 
-def describe_request(state: dict[str, Any]) -> Request:
+def describe_request(state: dict[str, Any]) -> StateToLoad:
     """Divides a state that is to be loaded. Values that are neither sharded nor local are ignored.
 
     Args:
@@ -222,7 +226,7 @@ def describe_request(state: dict[str, Any]) -> Request:
         check_places(built)
     tree, rest = extract_matching_values(built, lambda value: isinstance(value, ShardedBase))
     local, _ = extract_matching_values(rest, lambda value: isinstance(value, LocalNonpersistentObject))
-    return Request(
+    return StateToLoad(
         tree,
         dict_list_map_outplace(_named_in_errors, factories),
         dict_list_map_outplace(LocalNonpersistentObject.unwrap, local),
@@ -275,7 +279,7 @@ def _named_in_errors(factory: ShardedTensorFactory) -> ShardedTensorFactory:
 
 
 def _built(value: Any) -> Any:
-    """Result of a factory, with those of factories in it; another value as it is."""
+    """Result of a factory, in which further factories are replaced by their results; another value as it is."""
     if not isinstance(value, ShardedTensorFactory):
         return value
     check_key(value.key)
@@ -293,13 +297,13 @@ def check_places(state: Any) -> None:
     _check(state, ())
 
 
-def _check(value: Any, path: tuple[Any, ...]) -> _Kind:
+def _check(value: Any, path: tuple[Any, ...]) -> _Destination:
     """Kinds of the leaves below a path."""
     if isinstance(value, dict) and type(value) in _KEPT_CONTAINERS:
         found = _NOTHING
         for key, below in value.items():
             found |= _check(below, (*path, key))
-        return found or _Kind.common
+        return found or _Destination.common
     if type(value) is list:
         kinds = [_check(below, (*path, number)) for number, below in enumerate(value)]
         if len(set(kinds)) > 1:
@@ -307,17 +311,17 @@ def _check(value: Any, path: tuple[Any, ...]) -> _Kind:
                 f"state: the elements of the list at {_text(path)} must all be shards, or all be plain values, but are "
                 "both: it could not be loaded; put the shards in a dictionary"
             )
-        return kinds[0] if kinds else _Kind.common
+        return kinds[0] if kinds else _Destination.common
     if isinstance(value, LocalNonpersistentObject):
-        return _Kind.local
+        return _Destination.local
     if isinstance(value, ShardedBase):
-        return _Kind.sharded
+        return _Destination.sharded
     if isinstance(value, tuple | set | frozenset) and _has_shard(value):
         raise CheckpointError(
             f"state: shards must lie in dictionaries and lists, but one is in the {type(value).__name__} at "
             f"{_text(path)}: it could not be loaded"
         )
-    return _Kind.common
+    return _Destination.common
 
 
 def _has_shard(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Comparison of the large plain tensors of all ranks, of which a checkpoint has those of rank 0."""
+"""Comparison of the large plain tensors of all ranks. A checkpoint has rank 0's."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
@@ -113,12 +113,12 @@ def _digest(value: Any, poll: Callable[[], None]) -> int:
     return tensor_digest(value, poll)
 
 
-def check_same(meeting: Meeting, own: PlainTensors, digests: list[bytes]) -> None:
+def check_same(meeting: Meeting, own_tensors: PlainTensors, digests: list[bytes]) -> None:
     """Collective over the ranks: checks that the large plain tensors of all ranks are those of rank 0.
 
     Args:
         meeting: the ranks.
-        own: plain tensors of this rank.
+        own_tensors: plain tensors of this rank.
         digests: their digest on each rank.
 
     Raises:
@@ -127,13 +127,13 @@ def check_same(meeting: Meeting, own: PlainTensors, digests: list[bytes]) -> Non
     if len(set(digests)) == 1:
         return
     # Rare: some ranks have no plain values, small ones of other shapes, or there is an error.
-    of_ranks = [PlainTensors.decode(content) for content in meeting.gather(own.encode())]
-    problem = first_difference(of_ranks)
+    of_ranks = [PlainTensors.decode(content) for content in meeting.gather(own_tensors.encode())]
+    problem = first_lost_tensor(of_ranks)
     if problem is not None:
         raise CheckpointError(problem)
 
 
-def first_difference(of_ranks: list[PlainTensors]) -> str | None:
+def first_lost_tensor(of_ranks: list[PlainTensors]) -> str | None:
     """Describes the first large tensor that would be lost; None if there is none.
 
     Args:

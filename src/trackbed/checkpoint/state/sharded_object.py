@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from trackbed.checkpoint.state.sharded_base import ReplicaId, ShardedBase
+from trackbed.checkpoint.state.sharded_tensor import ReplicaId, ShardedBase
 from trackbed.errors import CheckpointError
 
 

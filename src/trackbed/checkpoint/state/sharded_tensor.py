@@ -1,13 +1,67 @@
-"""Local boxes of global tensors."""
+"""Entries of a state that stand for parts of global tensors, and factories that become several entries in a save."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import torch
 
-from trackbed.checkpoint.state.sharded_base import ReplicaId, ShardedBase
 from trackbed.errors import ArgumentError, CheckpointError
+
+StateDict = dict[str, Any]
+ReplicaId = int | tuple[int, ...]
+"""Number of a copy, in one or several dimensions of parallelism. The copy with zeros alone is the main one."""
+
+
+class ShardedBase(ABC):
+    """Entry of a state dictionary that stands for a part of something global."""
+
+    key: str
+    """Name of the global tensor or object. The place in the state dictionary is independent of it, and not stored."""
+    data: Any
+    replica_id: ReplicaId
+
+    @abstractmethod
+    def validate_metadata_integrity(self) -> None:
+        """Checks that the fields fit together.
+
+        Raises:
+            CheckpointError: they do not.
+        """
+
+    @abstractmethod
+    def without_data(self) -> Self:
+        """Returns a copy whose data is None."""
+
+
+def check_key(key: object) -> None:
+    """Checks that a key can be stored.
+
+    Raises:
+        CheckpointError: it is no text, or has surrogates, which no encoding of text has.
+    """
+    if not isinstance(key, str):
+        raise CheckpointError(f"key of an entry: must be text, found {key!r}, of {type(key).__name__}: give str(key)")
+    try:
+        key.encode()
+    except UnicodeEncodeError as error:
+        raise CheckpointError(
+            f"key of an entry: must be text that UTF-8 can encode, found {key!r} with a lone surrogate"
+        ) from error
+
+
+def is_main_replica(replica_id: ReplicaId) -> bool:
+    """True for 0, and for a tuple of zeros.
+
+    Args:
+        replica_id: number of a copy.
+
+    >>> is_main_replica((0, 0)), is_main_replica((0, 1))
+    (True, False)
+    """
+    return replica_id == 0 if isinstance(replica_id, int) else not any(replica_id)
+
 
 Numbers = tuple[int, ...]
 
@@ -137,20 +191,20 @@ class ShardedTensor(ShardedBase):
             raise ArgumentError(f"{key}: flattened_range must be None, but is {flattened_range}")
         box = [*([1] * prepend_axis_num), *data.shape]
         places, counts = [0] * len(box), [1] * len(box)
-        for axis, place, count in rank_offsets:
-            if not (0 <= axis < len(box) and 0 <= place < count):
+        for axis, number, count in rank_offsets:
+            if not (0 <= axis < len(box) and 0 <= number < count):
                 raise CheckpointError(
                     f"{key}: rank_offsets must have an axis below {len(box)}, and a place from 0 below the number of "
-                    f"boxes, found {(axis, place, count)}"
+                    f"boxes, found {(axis, number, count)}"
                 )
-            places[axis], counts[axis] = place, count
+            places[axis], counts[axis] = number, count
         return cls(
             key,
             data,
             data.dtype,
             tuple(data.shape),
             tuple(count * size for count, size in zip(counts, box, strict=True)),
-            tuple(place * size for place, size in zip(places, box, strict=True)),
+            tuple(number * size for number, size in zip(places, box, strict=True)),
             tuple(counts),
             replica_id,
             prepend_axis_num,
@@ -193,3 +247,70 @@ class ShardedTensor(ShardedBase):
             self, data=data, local_shape=tuple(data.shape), global_shape=tuple(shape), global_offset=tuple(offset)
         )
         return [narrowed]
+
+
+Path = tuple[Any, ...]
+Builder = Callable[..., Any]
+Merger = Callable[[Any], Any]
+
+
+@dataclass
+class ShardedTensorFactory(ShardedBase):
+    """Tensor that is saved as a state dictionary of others.
+
+    An optimizer uses the factory of a parameter for the state of the parameter too, with another key and other data; so
+    the result must depend on the arguments of `build_fn` alone.
+
+    Args:
+        key: name, for `build_fn`.
+        data: tensor.
+        build_fn: makes a state dictionary of `key, data, replica_id, flattened_range`.
+        merge_fn: makes the tensor of that state dictionary with loaded values.
+        replica_id: number of the copy.
+        flattened_range: passed on to `build_fn`.
+    """
+
+    key: str
+    data: torch.Tensor | None
+    build_fn: Builder
+    merge_fn: Merger
+    replica_id: ReplicaId = 0
+    flattened_range: slice | None = None
+
+    def build(self) -> Any:
+        """Returns the state dictionary that is saved or loaded in the place of the tensor."""
+        return self.build_fn(self.key, self.data, self.replica_id, self.flattened_range)
+
+    def validate_metadata_integrity(self) -> None:
+        """Does nothing: the entries that are built check themselves."""
+
+    def without_data(self) -> Self:
+        """Returns a copy whose data is None."""
+        return replace(self, data=None)
+
+
+def apply_factory_merges(x1: Any, x2: Any, key: Path = ()) -> Any:
+    """Replaces what factories built by the values that they merge from it, and returns the result.
+
+    Args:
+        x1: loaded state dictionary, which is changed.
+        x2: factories, at the same places; a list of `x1` may be a dictionary by position here.
+        key: path of both, for errors.
+
+    Raises:
+        ValueError: `x1` lacks a place of `x2`; the message has its path.
+    """
+    if isinstance(x2, ShardedTensorFactory):
+        return x2.merge_fn(x1)
+    if isinstance(x2, list) and isinstance(x1, list) and len(x1) == len(x2):
+        x2 = dict(enumerate(x2))
+    if not isinstance(x2, dict) or not isinstance(x1, dict | list):
+        raise ValueError(f"state: what was loaded at {key} must have the structure of its factories, but does not")  # noqa: TRY004  Megatron Core's type
+    for name, below in x2.items():
+        is_there = name in x1 if isinstance(x1, dict) else isinstance(name, int) and 0 <= name < len(x1)
+        if not is_there:
+            raise ValueError(
+                f"state: what was loaded must have a value at {(*key, name)}, which a factory built, but does not"
+            )
+        x1[name] = apply_factory_merges(x1[name], below, (*key, name))
+    return x1

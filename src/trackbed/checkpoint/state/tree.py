@@ -30,8 +30,8 @@ def extract_matching_values(
     """
     if not isinstance(x, dict | list):
         raise ValueError(f"state: must be a dictionary or a list, found {type(x).__name__}")  # noqa: TRY004  Megatron Core's type
-    matching = _Part(x, return_lists_as_dicts)
-    others = _Part(x, return_lists_as_dicts)
+    matching = _PartialContainer(x, return_lists_as_dicts)
+    others = _PartialContainer(x, return_lists_as_dicts)
     for key, value in x.items() if isinstance(x, dict) else enumerate(x):
         if not isinstance(value, dict | list):
             (matching if predicate(value) else others).add(key, value)
@@ -44,7 +44,7 @@ def extract_matching_values(
     return matching.tree, others.tree
 
 
-class _Part:
+class _PartialContainer:
     """Container that receives some of the elements of another one."""
 
     def __init__(self, like: Tree, is_dict: bool) -> None:  # noqa: FBT001  called with Megatron Core's flag

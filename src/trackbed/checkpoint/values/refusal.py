@@ -4,10 +4,13 @@ import dataclasses
 import datetime as dt
 import re
 import types
+from argparse import Namespace
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Set, ValuesView
+from enum import Enum
 from io import BytesIO
 from pickle import PicklingError, UnpicklingError
+from types import SimpleNamespace
 from typing import Any, Final
 
 import numpy as np
@@ -16,7 +19,6 @@ from torch import _weights_only_unpickler as torch_unpickler
 
 from trackbed.checkpoint.format.allowed_classes import allowing
 from trackbed.checkpoint.state.partial_tensors import abbreviated, elements_of, printable, tensors_in
-from trackbed.checkpoint.values.difference import first_difference
 from trackbed.checkpoint.values.pickler import RefusedError, survey
 from trackbed.checkpoint.values.storages import has_plain_storage
 
@@ -102,7 +104,7 @@ def _problem(value: Any, allowed: Iterable[Any] = ()) -> Exception | None:
     except Exception as error:  # noqa: BLE001  what classes of the program raise when they are read is of any kind
         return error
     is_compared = (surveyed.has_own_classes or has_defaultdicts) and not isinstance(value, torch.Tensor)
-    if is_compared and (place := first_difference(value, found)) is not None:
+    if is_compared and (place := place_of_change(value, found)) is not None:
         return UnpicklingError(f"it comes back as another value{' at ' + place if place else ''}")
     return None
 
@@ -213,3 +215,52 @@ def without_advice(error: Exception) -> str:
     lines = [line.strip() for line in cause.splitlines() if line.strip()]
     said = [line for line in lines if "weights_only" not in line and "weights-only" not in line.lower()]
     return said[0] if said else "it is not a pickle that can be read safely"
+
+
+_COMPARED_ATOMS: Final = (str, bytes, bytearray, int, float, complex)
+
+
+def place_of_change(saved: Any, loaded: Any) -> str | None:
+    """Place of the first difference in value or class; None if there is none, and empty if it is at the top.
+
+    Containers, numbers, text and enums are compared. Tensors, arrays and objects of other classes are taken to be what
+    their classes make of themselves.
+    """
+    return _difference(saved, loaded, "", set())
+
+
+def _difference(saved: Any, loaded: Any, path: str, seen: set[int]) -> str | None:
+    if isinstance(saved, torch.Tensor | np.ndarray):
+        return None
+    if type(saved) is not type(loaded):
+        return path
+    if id(saved) in seen:
+        return None
+    if isinstance(saved, Enum):
+        return None if saved is loaded else path
+    if isinstance(saved, _COMPARED_ATOMS):
+        return None if saved == loaded or (saved != saved and loaded != loaded) else path
+    if isinstance(saved, set | frozenset):
+        is_same = saved == loaded or sorted(map(repr, saved)) == sorted(map(repr, loaded))  # NaN equals nothing
+        return None if is_same else path
+    if isinstance(saved, Namespace | SimpleNamespace):
+        saved, loaded = vars(saved), vars(loaded)
+    if not isinstance(saved, dict | list | tuple | deque):
+        return None
+    if len(saved) != len(loaded):
+        return path
+    seen.add(id(saved))
+    pairs: Iterable[tuple[Any, Any, Any]]
+    if isinstance(saved, dict):
+        # Keys are compared in their order, which a pickle keeps.
+        keys = _difference(list(saved), list(loaded), path, seen)
+        if keys is not None:
+            return keys
+        pairs = ((key, one, other) for (key, one), other in zip(saved.items(), loaded.values(), strict=True))
+    else:
+        pairs = ((number, one, other) for number, (one, other) in enumerate(zip(saved, loaded, strict=True)))
+    for name, one, other in pairs:
+        found = _difference(one, other, f"{path}.{printable(name)}" if path else printable(name), seen)
+        if found is not None:
+            return found
+    return None

@@ -62,7 +62,7 @@ def _copies(views: Sequence[View], example: torch.Tensor) -> dict[View, tuple[to
     num_bytes = example.untyped_storage().nbytes()
     if any(_is_row_major(view) and _num_bytes(view) == num_bytes for view in views):
         return {}
-    found: dict[View, tuple[torch.Tensor, View]] = {}
+    copies: dict[View, tuple[torch.Tensor, View]] = {}
     # Views whose ranges of bytes do not overlap share nothing.
     ordered = sorted(views, key=_range)
     end, numbers = 0, list[int]()
@@ -71,8 +71,8 @@ def _copies(views: Sequence[View], example: torch.Tensor) -> dict[View, tuple[to
         numbers.append(numbers[-1] + (start >= end) if numbers else 0)
         end = max(end, stop)
     for _, part in groupby(zip(numbers, ordered, strict=True), key=lambda pair: pair[0]):
-        found |= _copies_of_range([view for _, view in part], example, num_bytes)
-    return found
+        copies |= _copies_of_range([view for _, view in part], example, num_bytes)
+    return copies
 
 
 def _copies_of_range(
@@ -206,13 +206,13 @@ def _bytes_of_storage(tensor: torch.Tensor) -> torch.Tensor:
 def _like(tensor: torch.Tensor, memory: torch.Tensor, view: View) -> torch.Tensor:
     """A tensor in other memory, with the class and the attributes of another one."""
     offset, shape, strides, _ = view
-    found = torch.empty(0, dtype=tensor.dtype, device=memory.device)
-    found.set_(memory.untyped_storage(), offset, shape, strides)
-    found = torch._neg_view(found) if tensor.is_neg() else found
-    found = found.conj() if tensor.is_conj() else found
+    copy = torch.empty(0, dtype=tensor.dtype, device=memory.device)
+    copy.set_(memory.untyped_storage(), offset, shape, strides)
+    copy = torch._neg_view(copy) if tensor.is_neg() else copy
+    copy = copy.conj() if tensor.is_conj() else copy
     if isinstance(tensor, torch.nn.Parameter):
-        found = torch.nn.Parameter(found, requires_grad=tensor.requires_grad)
+        copy = torch.nn.Parameter(copy, requires_grad=tensor.requires_grad)
     else:
-        found.requires_grad_(tensor.requires_grad)
-    vars(found).update(vars(tensor))
-    return found
+        copy.requires_grad_(tensor.requires_grad)
+    vars(copy).update(vars(tensor))
+    return copy

@@ -1,8 +1,17 @@
 """Collectives on buffers of gradients and parameters."""
 
-from trackbed.grads.collectives.protocol import DONE, BackendError, Collectives, Exchange, Fetch, Label, Work, shard_of
-from trackbed.grads.collectives.shared_memory import SharedMemoryCollectives
-from trackbed.grads.collectives.solo import SoloCollectives
+from trackbed.grads.collectives.over_shared_memory import SharedMemoryCollectives
+from trackbed.grads.collectives.protocol import (
+    DONE,
+    BackendError,
+    Collectives,
+    Exchange,
+    Fetch,
+    Label,
+    SoloCollectives,
+    Work,
+    shard_of,
+)
 from trackbed.grads.collectives.torch import TorchCollectives
 
 __all__ = [

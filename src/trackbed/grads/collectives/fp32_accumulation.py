@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from trackbed.errors import ArgumentError
-from trackbed.grads.collectives.arrays import SUMMABLE, array_of
+from trackbed.grads.collectives.protocol import SUMMABLE, array_of
 from trackbed.kernels import sum_ranks
 
 

@@ -1,8 +1,8 @@
-"""Collectives on buffers: the protocol that all implementations share."""
+"""Collectives on buffers: the protocol that all implementations share, and the collectives of a single rank."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple, Protocol, TypeAlias
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -196,21 +196,21 @@ _PLACES: Final = {
 }
 
 
-def check_places(own: int, places: Sequence[tuple[str, Label]]) -> None:
+def check_places(own_rank: int, places: Sequence[tuple[str, Label]]) -> None:
     """Checks that all ranks are at the same operation.
 
     Args:
-        own: number of this rank.
+        own_rank: number of this rank.
         places: kind and label of the operation of each rank.
 
     Raises:
         CollectiveError: they are not; the message has the first rank that is at another one than this rank.
     """
     for rank, place in enumerate(places):
-        if place != places[own]:
+        if place != places[own_rank]:
             raise CollectiveError(
                 f"gradients: all ranks must be at the same operation, but {_describe(rank, *place)} and "
-                f"{_describe(own, *places[own])}"
+                f"{_describe(own_rank, *places[own_rank])}"
             )
 
 
@@ -223,3 +223,70 @@ def shard_of(buffer: torch.Tensor, rank: int, size: int) -> torch.Tensor:
     """Part of a buffer that a rank owns: the `rank`-th of `size` equal ones."""
     count = buffer.numel() // size
     return buffer[rank * count : (rank + 1) * count]
+
+
+SUMMABLE = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+"""Types that the kernels can add."""
+
+
+def array_of(tensor: torch.Tensor) -> npt.NDArray[Any]:
+    """Views a tensor on the CPU as an array; bfloat16, which NumPy lacks, as uint16."""
+    tensor = tensor.detach()
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(torch.int16).numpy().view(np.uint16)
+    return tensor.numpy()
+
+
+@dataclass(frozen=True, slots=True)
+class SoloCollectives:
+    """Collectives of a single rank: nothing but the scaling is left to do. See `Collectives`."""
+
+    def rank(self) -> int:
+        """0."""
+        return 0
+
+    def size(self) -> int:
+        """1."""
+        return 1
+
+    def num_issued(self) -> int:
+        """0: nothing is waited for."""
+        return 0
+
+    def all_reduce(
+        self,
+        buffers: Sequence[torch.Tensor],
+        *,
+        scale: float,
+        average: bool,
+        label: Label,
+    ) -> Work:
+        """Scales the buffers."""
+        if scale != 1.0:
+            for buffer in buffers:
+                buffer *= scale
+        return DONE
+
+    def reduce_scatter(
+        self,
+        buffers: Sequence[torch.Tensor],
+        *,
+        scale: float,
+        average: bool,
+        label: Label,
+    ) -> Work:
+        """Scales the buffers."""
+        return self.all_reduce(buffers, scale=scale, average=average, label=label)
+
+    def all_gather(self, buffers: Sequence[torch.Tensor], *, label: Label) -> Work:
+        """Does nothing."""
+        return DONE
+
+    def exchange(self, numbers: npt.NDArray[np.int64], *, label: Label = NO_LABEL) -> Exchange:
+        """Returns the numbers."""
+        sent = numbers[np.newaxis].copy()
+        return Exchange(DONE, lambda _: sent)
+
+    def broadcast(self, tensors: Sequence[torch.Tensor], *, source: int) -> Work:
+        """Does nothing."""
+        return DONE

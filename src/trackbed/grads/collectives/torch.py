@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
-from trackbed.comm.torch import abort_backend, backends_of, device_for
+from trackbed.comm.torch_group import abort_backend, backends_of, device_for
 from trackbed.errors import CollectiveError
 from trackbed.grads.collectives.fp32_accumulation import receive_shards
 from trackbed.grads.collectives.protocol import (

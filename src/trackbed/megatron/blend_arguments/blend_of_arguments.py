@@ -16,7 +16,7 @@ from trackbed.blends.repeats import pair_ids
 from trackbed.errors import ArgumentError
 from trackbed.files.stores import is_address
 from trackbed.index.splits import get_blend_from_list
-from trackbed.megatron.blend_arguments.tokenizer import comment_text, tokenizer_lines, toml_text
+from trackbed.megatron.blend_arguments.tokenizer_arguments import comment_text, tokenizer_lines, toml_text
 
 _WHERE: Final = "arguments of Megatron-LM"
 _LEGACY_SPLIT: Final = "969, 30, 1"
@@ -110,7 +110,7 @@ def blend_of_megatron_arguments(arguments: str, *, folder: str | os.PathLike[str
         ArgumentError: the arguments contradict each other, or have no data.
         OSError: the file of `--data-args-path` or `--per-split-data-args-path` cannot be read.
     """
-    parser, place = _parser(), _Place(Path(folder))
+    parser, place = _parser(), _BlendFolder(Path(folder))
     given, others = parser.parse_known_args(shell_words(arguments, _WHERE))
     lines = [*_top(given, place), *_misspelt(others, parser), *_datasets(given, place), *_options(given, place)]
     return "\n".join([*lines, "", *tokenizer_lines(given, place.of)]) + "\n"
@@ -125,7 +125,7 @@ def _misspelt(others: Sequence[str], parser: _Parser) -> Iterator[str]:
                 yield f"# {comment_text(flag)} is not known here; did you mean {near}?"
 
 
-class _Place:
+class _BlendFolder:
     """Folder of the blend file.
 
     Args:
@@ -158,7 +158,7 @@ class _Place:
         )
 
 
-def _top(given: argparse.Namespace, place: _Place) -> Iterator[str]:
+def _top(given: argparse.Namespace, folder: _BlendFolder) -> Iterator[str]:
     yield "version = 1"
     length = given.seq_length
     yield f"sequence_length = {length}" if length is not None else "# sequence_length = 4096    # --seq-length"
@@ -169,7 +169,7 @@ def _top(given: argparse.Namespace, place: _Place) -> Iterator[str]:
     elif given.split is not None:
         raise ArgumentError(f"{_WHERE}: must not have --split with a blend per split, found {given.split!r}")
     if given.data_cache_path is not None:
-        yield f"cache = {toml_text(place.of(given.data_cache_path))}"
+        yield f"cache = {toml_text(folder.of(given.data_cache_path))}"
     else:
         yield '# cache = "cache"    # --data-cache-path: give the job the same, or it does not find what build makes'
     yield _size(given)
@@ -200,7 +200,7 @@ def _has_per_split(given: argparse.Namespace) -> bool:
     )
 
 
-def _datasets(given: argparse.Namespace, place: _Place) -> Iterator[str]:
+def _datasets(given: argparse.Namespace, folder: _BlendFolder) -> Iterator[str]:
     blends = _per_split(given) if _has_per_split(given) else {None: _blend(given)}
     entries = [
         (split, prefix, None if weights is None else weights[number])
@@ -220,7 +220,7 @@ def _datasets(given: argparse.Namespace, place: _Place) -> Iterator[str]:
         unique = next(one for one in names if one not in seen)
         seen.add(unique)
         yield "\n[[dataset]]"
-        yield f"path = {toml_text(place.of_prefix(prefix))}"
+        yield f"path = {toml_text(folder.of_prefix(prefix))}"
         if unique != Path(prefix).name:
             yield f"name = {toml_text(unique)}"
         if weight is not None:
@@ -260,22 +260,22 @@ def _per_split(given: argparse.Namespace) -> Mapping[str | None, Sequence[str] |
     if given.per_split_data_args_path is None:
         return {split: getattr(given, f"{split}_data_path") for split in _SPLITS}
     path = given.per_split_data_args_path
-    wanted = f"{path}: must be JSON with train, valid and test, each a text or a list of words"
+    rule = f"{path}: must be JSON with train, valid and test, each a text or a list of words"
     try:
         found = json.loads(Path(path).read_text(encoding="utf-8"))
         given_words = {split: found[split] for split in _SPLITS}
     except (ValueError, KeyError, TypeError) as error:
-        raise ArgumentError(f"{wanted}, found: {error!r}") from None
+        raise ArgumentError(f"{rule}, found: {error!r}") from None
     words: dict[str | None, Sequence[str] | None] = {
         split: one.split() if isinstance(one, str) else one for split, one in given_words.items()
     }
     for split, one in words.items():
         if one is not None and not (isinstance(one, list) and all(isinstance(word, str) for word in one)):
-            raise ArgumentError(f"{wanted}, found {one!r} for {split}")
+            raise ArgumentError(f"{rule}, found {one!r} for {split}")
     return words
 
 
-def _options(given: argparse.Namespace, place: _Place) -> Iterator[str]:
+def _options(given: argparse.Namespace, folder: _BlendFolder) -> Iterator[str]:
     options: dict[str, object] = {name: "true" for flag, name in _FLAGS.items() if getattr(given, flag)}
     if not given.no_create_attention_mask_in_dataloader:
         options["create_attention_mask"] = "true"  # Megatron-LM's default
@@ -284,7 +284,7 @@ def _options(given: argparse.Namespace, place: _Place) -> Iterator[str]:
         if getattr(given, name) is not None:
             options[name] = getattr(given, name)
     if given.object_storage_cache_path is not None:
-        options["object_storage_cache_path"] = toml_text(place.of(given.object_storage_cache_path))
+        options["object_storage_cache_path"] = toml_text(folder.of(given.object_storage_cache_path))
     if options:
         yield "\n[options]"
         yield from (f"{name} = {value}" for name, value in options.items())

@@ -1,12 +1,25 @@
-"""Requests to save, which a program executes later. Names are Megatron Core 0.16.1's."""
+"""Requests to save, which a program executes later, and their writes of a rank's files, in any process of its host.
+
+Names are Megatron Core 0.16.1's.
+"""
 
 import logging
+import os
+import uuid
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from trackbed.checkpoint.ranks import meet
-from trackbed.megatron.checkpoints.errors import DistributedCheckpointError
+import torch
+
+from trackbed.checkpoint.folder import data_name
+from trackbed.checkpoint.io.written_files import WrittenFiles
+from trackbed.checkpoint.ranks import current_meeting, meet
+from trackbed.checkpoint.save import write_shards
+from trackbed.errors import CheckpointError
+from trackbed.files.publish import write_new
+from trackbed.megatron.checkpoints.checkpoint_error import DistributedCheckpointError
 
 logger = logging.getLogger(__name__)
 
@@ -105,3 +118,107 @@ class AsyncCallsQueue:
     def close(self, abort: bool = False) -> None:
         """Forgets the requests."""
         self._complete.clear()
+
+
+_DONE = b"+"
+_FAILED = b"-"
+
+
+class FileWrite:
+    """Writes one rank's files when it is called. Can be called in a forked process, and sent to another as a pickle.
+
+    What was written is kept here, or where another process has written it, in a file that `result` reads and removes.
+
+    Args:
+        folder: folder of the files.
+        values: values that the rank writes.
+        rank: number of the rank.
+    """
+
+    reads_tensors_in_place = True
+    """True: in this process, `async_fn` needs no copies of the tensors from `preload_fn`."""
+
+    def __init__(self, folder: Path, values: Sequence[torch.Tensor | bytes], rank: int) -> None:
+        self._folder = folder
+        self._values = values
+        self._process = os.getpid()
+        self._result_path = folder / f".{data_name(rank)}.{uuid.uuid4().hex}"
+        self._written: WrittenFiles | None = None
+
+    def __call__(self, rank: int, values: Sequence[torch.Tensor | bytes] | None, names: Sequence[str]) -> None:
+        """Writes the files.
+
+        Args:
+            rank: number of the rank.
+            values: result of `staged`; None for the values where they lie.
+            names: name of the file of each value.
+        """
+        values = self._values if values is None else values
+        if os.getpid() == self._process:
+            meeting = current_meeting()
+            polls = () if meeting is None else (meeting.poll,)
+            self._written = write_shards(self._folder, values, names, *polls, direct=True)
+            return
+        torch.set_num_threads(1)  # a forked process lacks the threads that torch has started
+        try:
+            content = _DONE + write_shards(self._folder, values, names, direct=True).encode()
+        except Exception as error:
+            text = f"rank {rank}: {type(error).__name__}: {error}"
+            write_new(self._result_path, _FAILED + text.encode())
+            raise
+        write_new(self._result_path, content)
+
+    def needs_staging(self) -> bool:
+        """True if tensors lie where a forked process cannot read them."""
+        return any(isinstance(value, torch.Tensor) and value.device.type != "cpu" for value in self._values)
+
+    def staged(self) -> list[torch.Tensor | bytes]:
+        """Copies of the values in the memory of the host."""
+        return [value if isinstance(value, bytes) else value.to("cpu", copy=True) for value in self._values]
+
+    def result(self) -> WrittenFiles:
+        """Returns the report of the written files, once."""
+        if self._written is not None:
+            return self._written
+        if not self._result_path.exists():
+            raise CheckpointError(
+                f"{self._folder}: async_fn must have returned before finalize_fns are called, but has written no "
+                "result: see what its process has logged, and save again"
+            )
+        content = self._result_path.read_bytes()
+        self._result_path.unlink()
+        if content[:1] != _DONE:
+            raise CheckpointError(
+                f"{self._folder}: async_fn must have written the files, but failed: {content[1:].decode()}"
+            )
+        self._written = WrittenFiles.decode(content[1:])
+        return self._written
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Everything, with copies of the tensors: a view would take all of its storage with it."""
+        return {**vars(self), "_values": self.staged(), "_written": None, "_process": None}
+
+
+class InPartialFolder:
+    """An `async_fn` that writes to a partial folder, which is removed if it fails in a step of all ranks.
+
+    Args:
+        function: the function, which can be sent as a pickle.
+        partial: the folder.
+    """
+
+    def __init__(self, function: Any, partial: Path) -> None:
+        self._function = function
+        self._partial = partial
+
+    @property
+    def reads_tensors_in_place(self) -> bool:
+        """See `FileWrite`."""
+        return bool(getattr(self._function, "reads_tensors_in_place", False))
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        """Calls the function."""
+        meeting = current_meeting()
+        if meeting is not None and meeting.rank == 0:
+            meeting.partials.append(self._partial)
+        return self._function(*arguments, **options)

@@ -1,17 +1,76 @@
-"""Search and renaming of entries in sharded state dictionaries. Names are Megatron Core 0.16.1's."""
+"""Leaves of nested states and entries of sharded ones: search, replacement, renaming. Names are Megatron Core 0.16.1's.
+
+A tree is a dictionary or list of trees and leaves; a tuple is a leaf.
+"""
 
 import contextlib
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from trackbed.checkpoint.state.factory import ShardedTensorFactory as Factory
-from trackbed.checkpoint.state.sharded_base import ShardedBase
+import torch
+
 from trackbed.checkpoint.state.sharded_object import LocalNonpersistentObject, ShardedObject
-from trackbed.checkpoint.state.sharded_tensor import ShardedTensor
-from trackbed.checkpoint.state.tree import Tree, extract_matching_values, nested_values
-from trackbed.megatron.checkpoints.trees import dict_list_map_inplace
+from trackbed.checkpoint.state.sharded_tensor import ShardedBase, ShardedTensor, ShardedTensorFactory
+from trackbed.checkpoint.state.tree import Path, Tree, extract_matching_values, nested_items_iter, nested_values
+
+
+def dict_map(f: Callable[[Any], Any], d: Tree) -> None:
+    """Replaces each leaf of a tree by `f(leaf)`."""
+    for container, key, value in nested_items_iter(d):
+        container[key] = f(value)
+
+
+def dict_map_with_key(f: Callable[[Any, Any], Any], d: Tree) -> None:
+    """Replaces each leaf of a tree by `f(key, leaf)`."""
+    for container, key, value in nested_items_iter(d):
+        container[key] = f(key, value)
+
+
+def dict_list_map_inplace(f: Callable[[Any], Any], x: Any) -> Any:
+    """Replaces each leaf of a tree by `f(leaf)`, and returns the tree; `f(x)` for a leaf."""
+    if isinstance(x, dict):
+        for key, value in x.items():
+            x[key] = dict_list_map_inplace(f, value)
+        return x
+    if isinstance(x, list):
+        x[:] = (dict_list_map_inplace(f, value) for value in x)
+        return x
+    return f(x)
+
+
+def map_reduce(
+    xs: Iterable[Any],
+    key_fn: Callable[[Any], Any] = lambda x: x,
+    value_fn: Callable[[Any], Any] = lambda x: x,
+    reduce_fn: Callable[[list[Any]], Any] = lambda x: x,
+) -> dict[Any, Any]:
+    """Groups `value_fn(x)` by `key_fn(x)`, and returns `reduce_fn` of each group by key."""
+    groups: defaultdict[Any, list[Any]] = defaultdict(list)
+    for x in xs:
+        groups[key_fn(x)].append(value_fn(x))
+    return {key: reduce_fn(values) for key, values in groups.items()}
+
+
+def inspect_types(x: Any, prefix: Path = (), indent: int = 4) -> None:
+    """Prints the types of all leaves."""
+    if isinstance(x, dict | list):
+        print()  # noqa: T201  it is there to print
+        for key, value in x.items() if isinstance(x, dict) else enumerate(x):
+            print(f"{' ' * indent * len(prefix)}{'>' if isinstance(x, dict) else '-'} {key}: ", end="")  # noqa: T201
+            inspect_types(value, (*prefix, key), indent)
+        return
+    print(f"Tensor of shape {x.shape}" if isinstance(x, torch.Tensor) else f"[{type(x)}]: {str(x)[:30]}")  # noqa: T201
+
+
+def apply_factories(sharded_state_dict: Any) -> None:
+    """Replaces each factory in a state dictionary by the state dictionary that it builds."""
+    dict_list_map_inplace(
+        lambda value: value.build() if isinstance(value, ShardedTensorFactory) else value, sharded_state_dict
+    )
+
 
 logger = logging.getLogger(__name__)
 
@@ -39,12 +98,12 @@ def extract_sharded_tensors(sharded_state_dict: Tree) -> tuple[Tree, Tree]:
 
 def extract_sharded_tensors_and_factories(sharded_state_dict: Tree) -> tuple[Tree, Tree]:
     """Divides a state dictionary into tensors and factories, and all else."""
-    return _divide(sharded_state_dict, ShardedTensor, Factory)
+    return _divide(sharded_state_dict, ShardedTensor, ShardedTensorFactory)
 
 
 def extract_sharded_tensors_or_nonpersistent(sharded_state_dict: Tree) -> tuple[Tree, Tree]:
     """Divides a state dictionary into tensors, factories and local values, and all else."""
-    return _divide(sharded_state_dict, ShardedTensor, LocalNonpersistentObject, Factory)
+    return _divide(sharded_state_dict, ShardedTensor, LocalNonpersistentObject, ShardedTensorFactory)
 
 
 def extract_sharded_base(sharded_state_dict: Tree) -> tuple[Tree, Tree]:
@@ -144,7 +203,7 @@ def debug_time(
         threshold: number of seconds below which nothing is logged.
         level: level of the message; by default WARNING with a threshold, else DEBUG.
     """
-    with logger_stack(name, logger) as (names, found):
+    with logger_stack(name, logger) as (names, inner_logger):
         start = time.time()
         try:
             yield
@@ -152,7 +211,7 @@ def debug_time(
             seconds = time.time() - start
             if seconds >= threshold:
                 default = logging.DEBUG if threshold == float("-inf") else logging.WARNING
-                found.log(default if level is None else level, "%s took %.4fs", names, seconds)
+                inner_logger.log(default if level is None else level, "%s took %.4fs", names, seconds)
 
 
 def debug_msg(msg: str) -> None:

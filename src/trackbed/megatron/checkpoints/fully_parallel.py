@@ -10,35 +10,32 @@ import torch
 import torch.distributed as dist
 
 from trackbed.checkpoint.plan.exchange import Exchange, parse_exchange
-from trackbed.checkpoint.plan.table import has_elements
+from trackbed.checkpoint.plan.shard_table import has_elements
 from trackbed.checkpoint.ranks import Meeting, meet, meet_among
-from trackbed.checkpoint.state.sharded_base import is_main_replica
 from trackbed.checkpoint.state.sharded_object import ShardedObject
-from trackbed.checkpoint.state.sharded_tensor import ShardedTensor
+from trackbed.checkpoint.state.sharded_tensor import ShardedTensor, is_main_replica
 from trackbed.checkpoint.state.tree import Tree, extract_matching_values, merge, nested_values
 from trackbed.errors import ArgumentError, CheckpointError
 from trackbed.megatron.checkpoints.async_requests import AsyncRequest
-from trackbed.megatron.checkpoints.distribution import (
+from trackbed.megatron.checkpoints.checkpoint_error import DistributedCheckpointError
+from trackbed.megatron.checkpoints.entries import ShardId, dict_list_map_inplace, object_id, shard_id
+from trackbed.megatron.checkpoints.shard_exchange import (
     ShardDistribution,
     as_group,
     determine_main_replica_uniform_distribution,
-    num_ranks_of,
-)
-from trackbed.megatron.checkpoints.entries import ShardId, object_id, shard_id
-from trackbed.megatron.checkpoints.errors import DistributedCheckpointError
-from trackbed.megatron.checkpoints.exchange import (
     exchange_by_distribution,
     exchange_function,
     exchange_loaded_objects_gather_object,
+    num_ranks_of,
 )
-from trackbed.megatron.checkpoints.strategies import TorchDistLoadShardedStrategy, TorchDistSaveShardedStrategy
-from trackbed.megatron.checkpoints.strategy_base import (
+from trackbed.megatron.checkpoints.strategies import (
     AsyncSaveShardedStrategy,
     LoadShardedStrategy,
     SaveShardedStrategy,
+    TorchDistLoadShardedStrategy,
+    TorchDistSaveShardedStrategy,
 )
 from trackbed.megatron.checkpoints.strictness import check_main_replicas
-from trackbed.megatron.checkpoints.trees import dict_list_map_inplace
 from trackbed.plural import number_of
 
 logger = logging.getLogger(__name__)
@@ -306,18 +303,22 @@ class FullyParallelLoadStrategyWrapper(LoadShardedStrategy):
         self.base_strategy.check_version_compatibility(loaded_version)
 
 
-def _without_main_replica(own: Mapping[ShardId, Any], others: Mapping[ShardId, Any], meeting: Meeting) -> list[ShardId]:
+def _without_main_replica(
+    main_objects: Mapping[ShardId, Any], copied_objects: Mapping[ShardId, Any], meeting: Meeting
+) -> list[ShardId]:
     """Collective over the ranks: names of objects that this rank is to load, as none of them has a main replica.
 
     Args:
-        own: objects of which this rank has the main replica.
-        others: objects of which it has copies.
+        main_objects: objects of which this rank has the main replica.
+        copied_objects: objects of which it has copies.
         meeting: the ranks, which are not all.
     """
-    of_ranks = [pickle.loads(content) for content in meeting.gather(pickle.dumps((set(own), set(others))))]
+    of_ranks = [
+        pickle.loads(content) for content in meeting.gather(pickle.dumps((set(main_objects), set(copied_objects))))
+    ]
     taken = {name for mains, _ in of_ranks for name in mains}
     taken |= {name for _, copies in of_ranks[: meeting.rank] for name in copies}
-    return [name for name in others if name not in taken]
+    return [name for name in copied_objects if name not in taken]
 
 
 def _distribution_of(

@@ -1,39 +1,46 @@
-"""Save and load, with the arguments and strategies of Megatron Core 0.16.1."""
+"""Save and load, with the arguments and strategies of Megatron Core 0.16.1, and of later calls up to 0.19."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import wraps
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, ParamSpec, TypeVar
 
 from trackbed.checkpoint.folder import COMMON_NAME, commit_checkpoint, target_folder
 from trackbed.checkpoint.format.config_file import CONFIG_NAME, CheckpointingConfig, maybe_load_config
-from trackbed.checkpoint.format.extents import SIDE_NAME, SideFile, StoredFile
+from trackbed.checkpoint.format.extents import SIDE_NAME, FileChecksum, SideFile
 from trackbed.checkpoint.format.safe_pickle import torch_bytes
 from trackbed.checkpoint.ranks import meet
 from trackbed.checkpoint.save import make_partial
-from trackbed.checkpoint.state.factory import apply_factory_merges
-from trackbed.checkpoint.state.sharded_object import ShardedObject
-from trackbed.checkpoint.state.sharded_tensor import ShardedTensor
-from trackbed.checkpoint.state.tree import merge
+from trackbed.checkpoint.state.describe import check_places
+from trackbed.checkpoint.state.partial_tensors import check_whole, check_whole_shards
+from trackbed.checkpoint.state.sharded_object import LocalNonpersistentObject, ShardedObject
+from trackbed.checkpoint.state.sharded_tensor import ShardedTensor, ShardedTensorFactory, apply_factory_merges
+from trackbed.checkpoint.state.tree import Tree, dict_list_map_outplace, extract_matching_values, merge, nested_values
 from trackbed.errors import ArgumentError, CheckpointError
 from trackbed.files.checksum import crc32
 from trackbed.files.publish import write_new
 from trackbed.files.publish_folder import flush_files
-from trackbed.megatron.checkpoints.async_requests import AsyncRequest
-from trackbed.megatron.checkpoints.entries import extract_sharded_base, force_all_tensors_to_non_fp8
-from trackbed.megatron.checkpoints.errors import DistributedCheckpointError
-from trackbed.megatron.checkpoints.file_write import InPartialFolder
+from trackbed.megatron.checkpoints.async_requests import AsyncRequest, InPartialFolder
+from trackbed.megatron.checkpoints.checkpoint_error import DistributedCheckpointError
+from trackbed.megatron.checkpoints.entries import (
+    apply_factories,
+    clean_metadata,
+    dict_list_map_inplace,
+    extract_nonpersistent,
+    extract_sharded_base,
+    force_all_tensors_to_non_fp8,
+)
 from trackbed.megatron.checkpoints.fully_parallel import FullyParallelSaveStrategyWrapper
-from trackbed.megatron.checkpoints.later_calls import takes_later_calls
-from trackbed.megatron.checkpoints.preprocess import load_preprocess, save_preprocess
-from trackbed.megatron.checkpoints.strategies import TorchDistSaveShardedStrategy, get_default_strategy
-from trackbed.megatron.checkpoints.strategy_base import (
+from trackbed.megatron.checkpoints.strategies import (
     AsyncSaveShardedStrategy,
     LoadCommonStrategy,
     LoadShardedStrategy,
     SaveCommonStrategy,
     SaveShardedStrategy,
     StrategyAction,
+    TorchDistSaveShardedStrategy,
+    get_default_strategy,
 )
 from trackbed.megatron.checkpoints.strictness import (
     StrictHandling,
@@ -41,8 +48,54 @@ from trackbed.megatron.checkpoints.strictness import (
     determine_global_metadata,
     parse_strict_flag,
     validate_integrity_and_strict_load,
+    validate_sharding_integrity,
     verify_checkpoint_and_load_strategy,
 )
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_COMMON_STRATEGY: Final = 3
+"""Position of the argument that 0.19 does not have any more."""
+_WITHOUT_EFFECT: Final = ("async_strategy", "verify_integrity")
+
+
+def takes_later_calls(num_positional: int, later: tuple[str, ...]) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Decorates a function with 0.16.1's signature to take later versions' calls too.
+
+    From 0.19 on there is no `common_strategy`: a truth value in its place is `validate_access_integrity`. The names of
+    implementations of asynchronous saves, and the hashes of whole files that 0.19 may compare, have no effect: all
+    saves are made in one way, and whatever is read is compared with its checksum.
+
+    Args:
+        num_positional: number of arguments of 0.16.1 that may be given by position.
+        later: names of the arguments that follow them in 0.17 or 0.19.
+    """
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        @wraps(function)
+        def call(*arguments: Any, **options: Any) -> Any:
+            if len(arguments) > _COMMON_STRATEGY and isinstance(arguments[_COMMON_STRATEGY], bool):
+                arguments = (*arguments[:_COMMON_STRATEGY], None, *arguments[_COMMON_STRATEGY:])
+            if len(arguments) <= num_positional + len(later):
+                options |= _given_by_position(dict(zip(later, arguments[num_positional:], strict=False)), options)
+                arguments = arguments[:num_positional]
+            return function(
+                *arguments, **{name: value for name, value in options.items() if name not in _WITHOUT_EFFECT}
+            )
+
+        return call
+
+    return decorate
+
+
+def _given_by_position(found: Mapping[str, Any], options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Arguments that were given by position."""
+    for name in found:
+        if options.get(name) is not None:
+            raise ArgumentError(f"{name}: must be given once, but is given twice")
+    return found
+
 
 logger = logging.getLogger(__name__)
 
@@ -150,7 +203,7 @@ def _describe(partial: Path, contents: dict[str, bytes]) -> None:
     side_path = partial / SIDE_NAME
     if side_path.exists():
         side = SideFile.decode(side_path.read_bytes())
-        files = {name: StoredFile(len(content), crc32(content)) for name, content in contents.items()}
+        files = {name: FileChecksum(len(content), crc32(content)) for name, content in contents.items()}
         side_path.unlink()
         write_new(side_path, SideFile(side.save_id, {**side.files, **files}, side.catalogue).encode())
         names.append(SIDE_NAME)
@@ -328,3 +381,63 @@ def get_default_load_sharded_strategy(checkpoint_dir: Folder | None = None) -> L
         found: LoadShardedStrategy = get_default_strategy(StrategyAction.LOAD_SHARDED, "torch_dist", 1)
         return found
     return verify_checkpoint_and_load_strategy(checkpoint_dir)[0]
+
+
+def save_preprocess(
+    sharded_state_dict: Tree,
+    validate_access_integrity: bool = True,
+    preprocess_common_before_consistancy_check: Callable[[Any], Any] | None = None,
+) -> tuple[Tree, Any]:
+    """Divides a state dictionary that is to be saved, which is left as it is.
+
+    Args:
+        sharded_state_dict: state dictionary.
+        validate_access_integrity: True to check the shards of all ranks, which is collective.
+        preprocess_common_before_consistancy_check: returns the part of the common state that all ranks must share; it
+            gets a copy of the containers.
+
+    Returns:
+        The entries, with factories applied, and the common state.
+    """
+    built = dict_list_map_outplace(
+        lambda value: value.build() if isinstance(value, ShardedTensorFactory) else value, sharded_state_dict
+    )
+    check_places(built)
+    _, rest = extract_nonpersistent(built)
+    entries, common = extract_sharded_base(rest)
+    check_whole(common)
+    check_whole_shards(list(nested_values(entries)))
+    if isinstance(common, dict) and "content_metadata" in common:
+        common["content_metadata"] = clean_metadata(common["content_metadata"])
+    if validate_access_integrity:
+        compared = common
+        if preprocess_common_before_consistancy_check is not None:
+            compared = preprocess_common_before_consistancy_check(dict_list_map_outplace(lambda value: value, common))
+        validate_sharding_integrity(determine_global_metadata(entries)[1], common_state_dict=compared)
+    return entries, common
+
+
+def load_preprocess(sharded_state_dict: Tree) -> tuple[Tree, Tree, Tree]:
+    """Divides a state dictionary that is to be loaded, which is left as it is.
+
+    Returns:
+        All but local values, with factories applied; local values; and the factories, without data and with lists as
+        dictionaries by position.
+    """
+    copied, _ = extract_matching_values(sharded_state_dict, lambda _: True)
+    factories, _ = extract_matching_values(
+        copied, lambda value: isinstance(value, ShardedTensorFactory), return_lists_as_dicts=True
+    )
+    apply_factories(copied)
+    dict_list_map_inplace(ShardedTensorFactory.without_data, factories)
+    local, rest = extract_nonpersistent(copied)
+    dict_list_map_inplace(LocalNonpersistentObject.unwrap, local)
+    return rest, local, factories
+
+
+def filter_out_empty_flatten_tensor(sharded_state_dict: Tree) -> Tree:
+    """Returns a copy without tensors whose `flattened_range` is empty, which no tensor has any more."""
+    kept, _ = extract_matching_values(
+        sharded_state_dict, lambda value: not (isinstance(value, ShardedTensor) and value.flattened_range is not None)
+    )
+    return kept

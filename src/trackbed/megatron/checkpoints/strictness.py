@@ -8,20 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from trackbed.checkpoint.format.config_file import maybe_load_config
-from trackbed.checkpoint.plan.main_replicas import require_main_replicas
-from trackbed.checkpoint.plan.table import gather_table, has_elements, join_tables, tabulate
-from trackbed.checkpoint.plan.validate import require_valid
+from trackbed.checkpoint.plan.shard_table import gather_table, has_elements, join_tables, tabulate
+from trackbed.checkpoint.plan.validate import require_main_replicas, require_valid
 from trackbed.checkpoint.ranks import Meeting, meet
-from trackbed.checkpoint.state.sharded_base import ShardedBase
 from trackbed.checkpoint.state.sharded_object import ShardedObject
-from trackbed.checkpoint.state.sharded_tensor import ShardedTensor
+from trackbed.checkpoint.state.sharded_tensor import ShardedBase, ShardedTensor
 from trackbed.checkpoint.state.tree import Tree, diff, extract_matching_values, nested_values
 from trackbed.errors import CheckpointError
-from trackbed.megatron.checkpoints.strategies import get_default_strategy
-from trackbed.megatron.checkpoints.strategy_base import (
+from trackbed.megatron.checkpoints.strategies import (
     LoadCommonStrategy,
     LoadShardedStrategy,
     StrategyAction,
+    get_default_strategy,
 )
 
 logger = logging.getLogger(__name__)
@@ -88,8 +86,8 @@ def validate_integrity_and_strict_load(
         strict: handling of differences.
         validate_access_integrity: True to check the entries of all ranks.
         local_metadata: entries of this rank, without data.
-        global_metadata: those of all ranks.
-        ckpt_sharded_metadata: those of the checkpoint.
+        global_metadata: entries of all ranks.
+        ckpt_sharded_metadata: entries of the checkpoint.
 
     Returns:
         The entries without unexpected ones; missing keys, which are the same on all ranks; and unexpected keys.
@@ -184,14 +182,14 @@ def maybe_report_missing_and_unexpected_keys(
     raise_error: bool = True,
 ) -> None:
     """Raises, or logs, that keys differ."""
-    found = []
+    differences = []
     if missing_keys:
-        found.append(f"Missing keys (stored, and asked for by no rank): {set(missing_keys)}")
+        differences.append(f"Missing keys (stored, and asked for by no rank): {set(missing_keys)}")
     if unexpected_keys:
-        found.append(f"Unexpected keys (asked for by this rank, and not stored): {set(unexpected_keys)}")
-    if not found:
+        differences.append(f"Unexpected keys (asked for by this rank, and not stored): {set(unexpected_keys)}")
+    if not differences:
         return
-    msg = f"state: keys must be those of the checkpoint, but are not. {'. '.join(found)}"
+    msg = f"state: keys must be those of the checkpoint, but are not. {'. '.join(differences)}"
     if raise_error:
         raise CheckpointError(msg)
     logger.warning(msg)
@@ -239,7 +237,7 @@ def log_common_differences(common: Any, meeting: Meeting) -> None:
 
 
 def determine_global_metadata(sharded_state_dict: Tree) -> tuple[list[Shard], list[list[Shard]]]:
-    """Collective over all ranks: returns the entries of this rank, and those of each, without data."""
+    """Collective over all ranks: returns the entries of this rank, and the entries of each rank, without data."""
     own = [entry.without_data() for entry in nested_values(sharded_state_dict)]
     with meet("describe") as meeting:
         contents = meeting.gather(pickle.dumps(own))

@@ -1,15 +1,14 @@
 """Agreement of the ranks on how they update parameters, checked in every step beside the norm."""
 
 import hashlib
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from itertools import zip_longest
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from trackbed.comm.difference import difference_of
 from trackbed.errors import CollectiveError
 from trackbed.files.checksum import crc32
 
@@ -30,7 +29,7 @@ def describe_update(
     Args:
         optimizers: optimizers of torch.
         names: names of these parameters in each of its groups.
-        frozen: names of those that are frozen.
+        frozen: names of the frozen parameters.
     """
     all_groups = (group for optimizer in optimizers for group in optimizer.param_groups)
     groups = [(number, group) for number, group in enumerate(all_groups) if names[number]]
@@ -108,15 +107,8 @@ def check_same(
     if not different.any():
         return
     name = list(texts)[int(np.argmax(different))]
-    of_ranks = gather(texts[name])
-    counts = Counter(tuple(lines) for _, lines in of_ranks)
-    usual = max(of_ranks, key=lambda found: (counts[tuple(found[1])], -found[0]))
-    other = next((found for found in of_ranks if found[1] != usual[1]), usual)
-    pairs = zip_longest(other[1], usual[1], fillvalue="no more")
-    here, there = next(((one, two) for one, two in pairs if one != two), ("other values", "others"))
-    raise CollectiveError(
-        f"optimizer: {name} must be the same on every rank, but rank {other[0]} has {here}, and rank {usual[0]} {there}"
-    )
+    difference = difference_of(dict(gather(texts[name])), absent="no more")
+    raise CollectiveError(f"optimizer: {name} must be the same on every rank, but {difference}")
 
 
 def _plain(value: Any) -> Any:

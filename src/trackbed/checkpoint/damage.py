@@ -11,7 +11,7 @@ from trackbed.checkpoint.format.config_file import CONFIG_NAME, maybe_load_confi
 from trackbed.checkpoint.format.dcp_metadata import METADATA_NAME, decode_metadata
 from trackbed.checkpoint.format.extents import SIDE_NAME, SideFile
 from trackbed.checkpoint.io.boxes import BoxReader
-from trackbed.checkpoint.io.reader import FileReader, maybe_read_file
+from trackbed.checkpoint.io.file_reader import FileReader, maybe_read_file
 from trackbed.checkpoint.load import require_covered
 from trackbed.errors import CheckpointError
 from trackbed.files.checksum import crc32

@@ -10,7 +10,6 @@ from trackbed.comm.store import StoreTampered
 from trackbed.plural import number_of
 
 MAX_NAMED_RANKS: Final = 8
-MAX_VALUE_CHARACTERS: Final = 200
 _CAME_TO_ITS_END: Final = "came to the end without this call, as under `if rank == 0:`"
 _SAME_CALLS: Final = (
     "all ranks must make the same calls in the same order, not under `if rank == 0:`; where ranks may see a signal at "
@@ -19,7 +18,7 @@ _SAME_CALLS: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class RankFailure:
     """Failure of one rank."""
 
     rank: int
@@ -37,7 +36,7 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RendezvousOutcome:
     """Outcome of a rendezvous, the same on all ranks."""
 
     value: Any = None
@@ -101,7 +100,7 @@ def describe_cause(error: BaseException) -> str:
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 
-def describe_failures(what: str, failures: Sequence[Failure], *, total: int) -> str:
+def describe_failures(what: str, failures: Sequence[RankFailure], *, total: int) -> str:
     """Formats the failures of a step, in rank order; ranks with the same cause are listed together.
 
     Args:
@@ -109,7 +108,7 @@ def describe_failures(what: str, failures: Sequence[Failure], *, total: int) -> 
         failures: failures whose cause is known.
         total: number of ranks that failed, at least the length of `failures`.
 
-    >>> describe_failures("building", [Failure(3, "OSError: full"), Failure(0, "OSError: full")], total=2)
+    >>> describe_failures("building", [RankFailure(3, "OSError: full"), RankFailure(0, "OSError: full")], total=2)
     'building: rank 0 and rank 3: OSError: full'
     """
     by_cause: dict[str, list[int]] = {}
@@ -213,33 +212,3 @@ def describe_tampering(what: str, error: StoreTampered) -> str:
     "building: another process has changed the rendezvous store: 'rank/1' must be there, but is gone"
     """
     return f"{what}: another process has changed the rendezvous store: {error}"
-
-
-def describe_difference(what: str, values: Mapping[int, bytes]) -> str | None:
-    """Formats the ranks that differ from most ranks, with both values; None if all values are equal.
-
-    Args:
-        what: description of the values.
-        values: JSON of each rank's value, at least one.
-
-    >>> describe_difference("the plan", {0: b"7", 1: b"8", 2: b"7"})
-    'the plan: must be the same on every rank, but rank 1 has 8, and ranks 0 and 2 have 7'
-    """
-    holders: dict[bytes, list[int]] = {}
-    for rank in sorted(values):
-        holders.setdefault(values[rank], []).append(rank)
-    if len(holders) == 1:
-        return None
-    # The most frequent value is the usual one; of several, that of the lowest rank.
-    usual, *others = sorted(holders, key=lambda value: (-len(holders[value]), holders[value][0]))
-    parts = [_having(holders[value], value) for value in others[:3]]
-    if len(others) > len(parts):
-        parts.append(f"{sum(len(holders[value]) for value in others[3:])} ranks have still other values")
-    return f"{what}: must be the same on every rank, but {', '.join(parts)}, and {_having(holders[usual], usual)}"
-
-
-def _having(ranks: Sequence[int], value: bytes) -> str:
-    text = value.decode()
-    if len(text) > MAX_VALUE_CHARACTERS:
-        text = f"{text[:MAX_VALUE_CHARACTERS]}... ({len(text)} characters)"
-    return f"{name_ranks(ranks)} {'has' if len(ranks) == 1 else 'have'} {text}"

@@ -95,7 +95,7 @@ class FileWriter:
         """Appends the payload of an item.
 
         Returns:
-            CRC-32 of the payload, and that of each MiB of it, the last one shorter.
+            CRC-32 of the payload, and CRC-32 of each MiB of it, the last one shorter.
         """
         whole, sums = 0, []
         for start in range(0, len(source), SUM_BYTES):

@@ -1,23 +1,152 @@
-"""Exchange of tensors and objects that some ranks of a process group have loaded, and others want.
+"""Choice of the rank that saves or loads each shard that several have, and exchange of what was loaded.
+
+The choice is Megatron Core's, to the order of the keys.
 
 All functions are collective over the process group, which is None for all ranks.
 """
 
+import heapq
 import pickle
-from collections.abc import Callable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import zip_longest
-from typing import Any
+from math import prod
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
 
+from trackbed.checkpoint.plan.shard_table import has_elements
 from trackbed.checkpoint.ranks import Meeting, meet_among
-from trackbed.checkpoint.state.sharded_tensor import ShardedTensor
-from trackbed.comm.torch import device_for
+from trackbed.checkpoint.state.sharded_tensor import ShardedTensor, is_main_replica
+from trackbed.checkpoint.state.tree import Tree, nested_values
+from trackbed.comm.torch_group import device_for
 from trackbed.errors import CheckpointError
-from trackbed.megatron.checkpoints.distribution import ShardDistribution
-from trackbed.megatron.checkpoints.entries import ShardId
+from trackbed.megatron.checkpoints.entries import ShardId, shard_id
+
+T = TypeVar("T")
+
+
+class ShardDistribution(NamedTuple):
+    """Shards of the ranks of a process group."""
+
+    main_rank_for_shard: dict[ShardId, int]
+    """Rank in the group that saves or loads each shard."""
+    shards_in_this_group: set[ShardId]
+    """Shards that are saved or loaded by the group."""
+    shard_to_metadata: dict[ShardId, ShardedTensor]
+    """A description of each shard, without data."""
+    all_ranks_for_shard: dict[ShardId, list[int]]
+    """Ranks in the group that have each shard."""
+
+
+def shard_size(sh_ten: ShardedTensor) -> int:
+    """Number of bytes of a shard."""
+    return prod(sh_ten.local_shape) * sh_ten.dtype.itemsize
+
+
+def distribute_shards_to_ranks(
+    shard_to_ranks: Mapping[T, Iterable[int]],
+    shard_to_size: Mapping[T, int],
+    num_ranks: int,
+    cross_parallelization_group_loads: Iterable[T] = (),
+) -> dict[T, int]:
+    """Gives each shard to one of the ranks that have it, such that all have about the same number of bytes.
+
+    Shards are taken in this order: those with a main replica in the group first, then those that fewer ranks have, then
+    larger ones, then by their names. Each goes to the rank with the fewest bytes so far, the first of several.
+
+    Args:
+        shard_to_ranks: ranks that have each shard.
+        shard_to_size: bytes of each shard.
+        num_ranks: number of ranks.
+        cross_parallelization_group_loads: shards without a main replica in the group.
+
+    Returns:
+        Rank of each shard, in the order in which they were taken.
+    """
+    ranks_of = {shard: tuple(ranks) for shard, ranks in shard_to_ranks.items()}
+    later = set(cross_parallelization_group_loads)
+    order = sorted(
+        ranks_of,
+        key=lambda shard: (shard in later, len(ranks_of[shard]), -shard_to_size[shard], shard),
+    )
+    loads = [0] * num_ranks
+    # Shards of the same ranks share a heap. Its entries may be out of date, but never too high.
+    heaps: dict[tuple[int, ...], list[tuple[int, int]]] = {}
+    rank_of = {}
+    for shard in order:
+        heap = heaps.setdefault(ranks_of[shard], [])
+        if not heap:
+            heap.extend(sorted((loads[rank], rank) for rank in set(ranks_of[shard])))
+        load, rank = heap[0]
+        while load != loads[rank]:
+            heapq.heapreplace(heap, (loads[rank], rank))
+            load, rank = heap[0]
+        rank_of[shard] = rank
+        loads[rank] += shard_to_size[shard]
+    return rank_of
+
+
+def determine_main_replica_uniform_distribution(
+    sharded_state_dict: Tree,
+    parallelization_group: Any,
+    ignore_groups: bool = False,
+) -> ShardDistribution | None:
+    """Collective over a process group: distributes its shards among its ranks.
+
+    Args:
+        sharded_state_dict: state dictionary of this rank.
+        parallelization_group: process group; None for all ranks.
+        ignore_groups: True for all shards that ranks of the group have, as for a load; False for those of which the
+            group has a main replica.
+
+    Returns:
+        The distribution; None for a group of one rank.
+    """
+    entries = [entry for entry in nested_values(sharded_state_dict) if isinstance(entry, ShardedTensor)]
+    own = [entry.without_data() for entry in entries if has_elements(entry)]
+    with meet_among("distribute", parallelization_group) as meeting:
+        # Ranks that are alone in their group take part too: those of other groups wait for all.
+        contents = meeting.gather(pickle.dumps(own), parallelization_group)
+    if len(contents) == 1:
+        return None
+    of_ranks: list[list[ShardedTensor]] = [pickle.loads(content) for content in contents]
+    described: dict[ShardId, ShardedTensor] = {}
+    mains: dict[ShardId, ShardedTensor] = {}
+    for entry in (entry for entries in of_ranks for entry in entries):
+        described.setdefault(shard_id(entry), entry)
+        if is_main_replica(entry.replica_id):
+            mains.setdefault(shard_id(entry), entry)
+    ranks_of: defaultdict[ShardId, list[int]] = defaultdict(list)
+    for rank, entries in enumerate(of_ranks):
+        for entry in entries:
+            main = mains.get(shard_id(entry))
+            # A copy of another box at the same place is not what the main replica is.
+            if ignore_groups or main is None or main.local_shape == entry.local_shape:
+                ranks_of[shard_id(entry)].append(rank)
+    described = described if ignore_groups else described | mains
+    chosen = set(described) if ignore_groups else set(mains)
+    ranks_of_chosen = {name: ranks for name, ranks in ranks_of.items() if name in chosen}
+    sizes = {name: shard_size(entry) for name, entry in described.items()}
+    main_ranks = distribute_shards_to_ranks(ranks_of_chosen, sizes, len(of_ranks), chosen - mains.keys())
+    return ShardDistribution(main_ranks, chosen, described, ranks_of_chosen)
+
+
+def as_group(parallelization_group: Any) -> Any:
+    """The process group, or that of all ranks for None; None for this process alone."""
+    return dist.group.WORLD if parallelization_group is None and _is_initialized() else parallelization_group
+
+
+def num_ranks_of(process_group: Any) -> int:
+    """Number of ranks of a process group; of all for None, which is 1 where `torch.distributed` is not initialised."""
+    return dist.get_world_size(process_group) if process_group is not None or _is_initialized() else 1
+
+
+def _is_initialized() -> bool:
+    return dist.is_available() and dist.is_initialized()
+
 
 Tensors = dict[ShardId, torch.Tensor]
 
@@ -37,8 +166,8 @@ def exchange_by_distribution(
     """Exchanges tensors.
 
     Args:
-        loaded_tensors: those that this rank has loaded.
-        unloaded_shards: those that it wants besides, with or without data to be filled.
+        loaded_tensors: tensors that this rank has loaded.
+        unloaded_shards: further shards that it wants, with or without data to be filled.
         shard_distribution: distribution of all.
         parallelization_group: process group.
         exchange_algo: "broadcast", "gather_rounds" or "gather_object".
@@ -74,27 +203,27 @@ def exchange_loaded_tensors_broadcast(
     parallelization_group: Any = None,
 ) -> Tensors:
     """Exchanges tensors by one broadcast each. See `exchange_by_distribution`."""
-    found = dict(loaded_tensors)
+    exchanged = dict(loaded_tensors)
     rank, device = dist.get_rank(parallelization_group), device_for(parallelization_group)
     with _series_of_collectives(parallelization_group) as meeting:
         for name, source in _exchanged(shard_distribution):
             if rank == source:
-                tensor = _plain(found[name])
-                found[name] = tensor
+                tensor = _plain(exchanged[name])
+                exchanged[name] = tensor
                 wanted_on = tensor.device
                 tensor = tensor.to(device)
             else:
                 tensor, original = get_empty_tensor_for_exchange(
-                    name, unloaded_shards, shard_distribution.shard_to_metadata, found, device
+                    name, unloaded_shards, shard_distribution.shard_to_metadata, exchanged, device
                 )
                 wanted_on = device if original is None else original
             sent = tensor if tensor.is_contiguous() else tensor.contiguous()
             meeting.wait(dist.broadcast(sent, group=parallelization_group, group_src=source, async_op=True))
             if sent is not tensor and rank != source:
                 tensor.copy_(sent)
-            if rank != source and name in found:
-                _put(found, name, tensor, unloaded_shards[name], wanted_on)
-    return found
+            if rank != source and name in exchanged:
+                _put(exchanged, name, tensor, unloaded_shards[name], wanted_on)
+    return exchanged
 
 
 @torch.no_grad()
@@ -108,7 +237,7 @@ def exchange_loaded_tensors_gather_rounds(
 
     Tensors of a round are padded to one size, which backends such as gloo need.
     """
-    found = dict(loaded_tensors)
+    exchanged = dict(loaded_tensors)
     rank, device = dist.get_rank(parallelization_group), device_for(parallelization_group)
     size = dist.get_world_size(parallelization_group)
     described = shard_distribution.shard_to_metadata
@@ -121,10 +250,10 @@ def exchange_loaded_tensors_gather_rounds(
             for names in zip_longest(*names_of):
                 counts = [0 if name is None else torch.Size(described[name].local_shape).numel() for name in names]
                 buffers = [torch.empty(max(counts), dtype=dtype, device=device) for _ in names]
-                own = names[rank]
-                if own is not None:
-                    found[own] = _plain(found[own])
-                    buffers[rank][: counts[rank]] = found[own].reshape(-1).to(device)
+                own_shard = names[rank]
+                if own_shard is not None:
+                    exchanged[own_shard] = _plain(exchanged[own_shard])
+                    buffers[rank][: counts[rank]] = exchanged[own_shard].reshape(-1).to(device)
                 meeting.wait(
                     dist.all_gather(buffers, buffers[rank].clone(), group=parallelization_group, async_op=True)
                 )
@@ -133,8 +262,8 @@ def exchange_loaded_tensors_gather_rounds(
                         entry = unloaded_shards[name]
                         entry.init_data(device)
                         part = buffers[source][:count].view(tuple(entry.local_shape))
-                        _put(found, name, part, entry, _data_of(entry).device)
-    return found
+                        _put(exchanged, name, part, entry, _data_of(entry).device)
+    return exchanged
 
 
 def exchange_loaded_tensors_gather_object(
@@ -172,15 +301,15 @@ def _series_of_collectives(group: Any) -> Iterator[Meeting]:
 def _gather_disjoint(own: dict[ShardId, Any], group: Any) -> dict[ShardId, Any]:
     with meet_among("load", group) as meeting:
         contents = meeting.gather(pickle.dumps(own), group)
-    found: dict[ShardId, Any] = {}
+    gathered: dict[ShardId, Any] = {}
     for rank, loaded in enumerate(map(pickle.loads, contents)):
-        twice = found.keys() & loaded.keys()
+        twice = gathered.keys() & loaded.keys()
         if twice:
             raise CheckpointError(
                 f"Duplicate shard ids loaded by different ranks: {sorted(twice)[0]}, by rank {rank} and one before it"
             )
-        found |= loaded
-    return found
+        gathered |= loaded
+    return gathered
 
 
 def get_empty_tensor_for_exchange(
@@ -219,16 +348,16 @@ def _data_of(entry: ShardedTensor) -> torch.Tensor:
     return entry.data
 
 
-def _put(found: Tensors, name: ShardId, tensor: torch.Tensor, entry: ShardedTensor, device: Any) -> None:
+def _put(exchanged: Tensors, name: ShardId, tensor: torch.Tensor, entry: ShardedTensor, device: Any) -> None:
     """Adds a tensor that has arrived: in the data of its entry, where that has the type of the tensor."""
     data = _data_of(entry)
     if data is tensor:
-        found[name] = tensor
+        exchanged[name] = tensor
     elif data.dtype == tensor.dtype and not is_float8tensor(data):
         data.copy_(tensor)
-        found[name] = data
+        exchanged[name] = data
     else:
-        found[name] = tensor.to(device)
+        exchanged[name] = tensor.to(device)
 
 
 def _exchanged(distribution: ShardDistribution) -> Iterator[tuple[ShardId, int]]:

@@ -1,4 +1,4 @@
-"""Entries for the state of an optimizer, after those of its parameters. Names are Megatron Core 0.16.1's."""
+"""Entries for the state of an optimizer, made from the entries of its parameters. Names are Megatron Core 0.16.1's."""
 
 import logging
 from collections.abc import Collection, Iterable
@@ -8,9 +8,8 @@ from typing import Any, Final
 
 import torch
 
-from trackbed.checkpoint.state.factory import ShardedTensorFactory
 from trackbed.checkpoint.state.sharded_object import LocalNonpersistentObject
-from trackbed.checkpoint.state.sharded_tensor import ShardedTensor
+from trackbed.checkpoint.state.sharded_tensor import ShardedTensor, ShardedTensorFactory
 from trackbed.checkpoint.state.tree import Tree, nested_values
 from trackbed.errors import CheckpointError
 from trackbed.megatron.checkpoints.entries import extract_sharded_tensors_and_factories

@@ -1,7 +1,5 @@
 """Ranks of a wrapped model: their groups, their agreement on options and parameters, and the values they begin with."""
 
-import hashlib
-import itertools
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,13 +9,14 @@ import torch
 import torch.distributed as dist
 
 from trackbed.comm import SOLO, Group
+from trackbed.comm.difference import digest_of, find_difference
 from trackbed.comm.tensor_digest import tensor_digest
-from trackbed.comm.torch import TorchGroup, check_initialized
+from trackbed.comm.torch_group import TorchGroup, check_initialized
 from trackbed.errors import ArgumentError, CollectiveError, GradientError
 from trackbed.grads.buffer import _ParamAndGradBuffer, dims_in_memory, fills_memory
 from trackbed.grads.collectives import Collectives, SharedMemoryCollectives, SoloCollectives, TorchCollectives
-from trackbed.grads.collectives.arrays import SUMMABLE
-from trackbed.grads.config import Options
+from trackbed.grads.collectives.protocol import SUMMABLE
+from trackbed.grads.config import ReductionOptions
 from trackbed.grads.failure_aware_wait import Waiter
 from trackbed.grads.parameter_set import is_expert
 
@@ -86,7 +85,7 @@ def _group_of(process_group: Any) -> Any:
 logger = logging.getLogger(__name__)
 
 
-def describe_options(config: Options, **more: Any) -> list[str]:
+def describe_options(config: ReductionOptions, **more: Any) -> list[str]:
     """One line for each option that must be the same on all ranks."""
     own = vars(config)
     return [f"option {name} = {value!r}" for name, value in (own | more).items()]
@@ -137,26 +136,16 @@ def agree(group: Group, lines: Sequence[str], *, may_differ: Sequence[str] = ())
     Raises:
         CollectiveError: they do not. The message has a rank that differs from most, and the first lines that differ.
     """
-    pairs_of_ranks = group.all_gather([_digest_of(lines), _digest_of(may_differ)])
-    digests = [digest for digest, _ in pairs_of_ranks]
-    if len(set(digests)) == 1:
-        return len({digest for _, digest in pairs_of_ranks}) == 1
-    of_ranks = group.all_gather(list(lines))
-    usual = max(range(len(digests)), key=lambda rank: (digests.count(digests[rank]), -rank))
-    rank = next(rank for rank, digest in enumerate(digests) if digest != digests[usual])
-    theirs, others = of_ranks[rank], of_ranks[usual]
-    pairs = itertools.zip_longest(theirs, others, fillvalue="no further parameter")
-    here, there = next((one, other) for one, other in pairs if one != other)
-    raise CollectiveError(
-        f"model and options must be the same on every rank, but rank {rank} has {here}, and rank {usual} {there}"
-    )
+    pairs = group.all_gather([digest_of(list(lines)), digest_of(list(may_differ))])
+    difference = find_difference(group, [digest for digest, _ in pairs], list(lines), absent="no further parameter")
+    if difference is not None:
+        raise CollectiveError(f"model and options must be the same on every rank, but {difference}")
+    return len({digest for _, digest in pairs}) == 1
 
 
-def _digest_of(lines: Sequence[str]) -> str:
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
-
-
-def connect(process_group: Any, group: Group, buffers: Sequence[_ParamAndGradBuffer], config: Options) -> Collectives:
+def connect(
+    process_group: Any, group: Group, buffers: Sequence[_ParamAndGradBuffer], config: ReductionOptions
+) -> Collectives:
     """Collective over `group`: chooses the collectives for some buffers, the same on all ranks.
 
     Args:
@@ -192,7 +181,7 @@ def connect(process_group: Any, group: Group, buffers: Sequence[_ParamAndGradBuf
     )
 
 
-def _why_not_shared(buffers: Sequence[_ParamAndGradBuffer], config: Options) -> str | None:
+def _why_not_shared(buffers: Sequence[_ParamAndGradBuffer], config: ReductionOptions) -> str | None:
     """Reason why buffers cannot be reduced in shared memory; None if they can."""
     if config.num_distributed_optimizer_instances > 1:
         return "the optimizer has several instances"
@@ -236,8 +225,8 @@ def _layout_of(value: torch.Tensor) -> str:
 def values_of(module: torch.nn.Module, *, of_experts: bool) -> InitialValues:
     """Values of the experts of a model, or all others.
 
-    A buffer belongs to the experts if all parameters of its module do, or, where that has none, those of the innermost
-    module around it that has some.
+    A buffer belongs to the experts if all parameters of its module do. If the module has no parameters, the innermost
+    module around it that has some decides.
 
     Args:
         module: model.
@@ -311,16 +300,11 @@ def compare_values(values: Sequence[tuple[str, torch.Tensor]], group: Group) -> 
     """Collective over the ranks: checks that all have the same values, by digests that are made where they lie."""
     if group.size == 1:
         return
-    own = [f"{tensor_digest(value):016x}" for _, value in values]
-    digests = group.all_gather(hashlib.sha256("".join(own).encode()).hexdigest())
-    if len(set(digests)) == 1:
-        return
-    other = next(rank for rank, digest in enumerate(digests) if digest != digests[0])
-    of_ranks = group.all_gather(own if group.rank in (0, other) else None)
-    pairs = enumerate(zip(of_ranks[0], of_ranks[other], strict=True))
-    number = next(number for number, (first, second) in pairs if first != second)
-    raise CollectiveError(
-        f"all ranks must begin with the same values, but {values[number][0]} of rank {other} differs from that of rank "
-        "0: load the same state on all ranks before wrapping the model, or leave broadcast=False out, so that dense "
-        "values of rank 0 are copied"
-    )
+    value_digests = {name: f"{tensor_digest(value):016x}" for name, value in values}
+    difference = find_difference(group, group.all_gather(digest_of(value_digests)), value_digests)
+    if difference is not None:
+        raise CollectiveError(
+            f"all ranks must begin with the same values, but {difference.field} of rank {difference.rank} differs from "
+            f"that of rank {difference.usual_rank}: load the same state on all ranks before wrapping the model, or "
+            "leave broadcast=False out, so that dense values of rank 0 are copied"
+        )

@@ -17,12 +17,19 @@ import numpy.typing as npt
 import torch
 
 from trackbed.comm import Group
-from trackbed.comm.shared_counters import COUNTER_BYTES, SharedCounters
-from trackbed.comm.shared_memory import SharedMemory
-from trackbed.comm.worker import Worker
+from trackbed.comm.blocking_calls import Worker
+from trackbed.comm.shared_memory import COUNTER_BYTES, SharedCounters, SharedMemory
 from trackbed.errors import ArgumentError, CollectiveError
-from trackbed.grads.collectives.arrays import array_of
-from trackbed.grads.collectives.protocol import DONE, MAX_NUMBERS, NO_LABEL, Exchange, Label, Work, check_places
+from trackbed.grads.collectives.protocol import (
+    DONE,
+    MAX_NUMBERS,
+    NO_LABEL,
+    Exchange,
+    Label,
+    Work,
+    array_of,
+    check_places,
+)
 from trackbed.kernels import sum_ranks
 
 Bytes = npt.NDArray[np.uint8]
@@ -45,18 +52,18 @@ class SharedMemoryCollectives:
         rank: number of this rank, in `[0, size)`.
         size: number of ranks.
         control: memory through which the ranks meet, of `control_bytes(size)`.
-        memories: for each memory with buffers, that of each rank, in rank order.
+        memories: each rank's mapping of each memory with buffers, in rank order.
     """
 
     def __init__(self, rank: int, size: int, control: SharedMemory, memories: Sequence[Sequence[SharedMemory]]) -> None:
         self._rank = rank
         self._size = size
-        self._meeting = _Meeting(rank, size, control)
+        self._barrier = _OperationBarrier(rank, size, control)
         self._views: list[list[Bytes]] = [[memory.view(np.uint8) for memory in ranks] for ranks in memories]
-        self._scratch = self._meeting.scratch
+        self._scratch = self._barrier.scratch
         self._worker = Worker(_THREAD_NAME)
         # A thread must not wait in compiled code while the interpreter ends.
-        weakref.finalize(self, _stop, weakref.ref(self), self._meeting, self._worker)
+        weakref.finalize(self, _stop, weakref.ref(self), self._barrier, self._worker)
 
     @classmethod
     def connect(cls, group: Group, memories: Sequence[SharedMemory], problem: str | None = None) -> "Self | str":
@@ -105,11 +112,11 @@ class SharedMemoryCollectives:
 
     def num_issued(self) -> int:
         """Number of operations that were given to the thread."""
-        return self._meeting.number
+        return self._barrier.number
 
     def stop(self, reason: str = "the collectives have been stopped") -> None:
         """Ends the operation that is running and all others with an error. Thread-safe."""
-        self._meeting.stop(reason)
+        self._barrier.stop(reason)
 
     def all_reduce(
         self,
@@ -146,15 +153,15 @@ class SharedMemoryCollectives:
     ) -> Work:
         """Replaces each shard of each buffer by that of the rank that owns it."""
         parts = [self._arrays_of(buffer) for buffer in buffers]
-        own = self._rank
+        own_rank = self._rank
 
         def gather() -> None:
             for arrays in parts:
                 count = len(arrays[0]) // len(arrays)
                 for rank, array in enumerate(arrays):
-                    if rank != own:
+                    if rank != own_rank:
                         shard = slice(rank * count, (rank + 1) * count)
-                        arrays[own][shard] = array[shard]
+                        arrays[own_rank][shard] = array[shard]
 
         return self._submit(_ALL_GATHER, label, gather)
 
@@ -234,27 +241,27 @@ class SharedMemoryCollectives:
 
         Neither may refer to this object, whose last reference ends an operation that is running.
         """
-        meeting = self._meeting
+        barrier = self._barrier
 
         def operate() -> None:
             before()
-            meeting.begin(kind, label)
+            barrier.begin(kind, label)
             work()
-            meeting.end()
+            barrier.end()
 
-        meeting.number += 1
-        return _FutureWork(self._worker.submit(operate), meeting, meeting.number)
+        barrier.number += 1
+        return _FutureWork(self._worker.submit(operate), barrier, barrier.number)
 
     def _arrays_of(self, buffer: torch.Tensor) -> list[npt.NDArray[Any]]:
         """Views of a buffer's place in the memory of each rank."""
-        own = array_of(buffer)
-        if own.nbytes == 0:
-            return [own] * self._size
-        address = own.__array_interface__["data"][0]
+        array = array_of(buffer)
+        if array.nbytes == 0:
+            return [array] * self._size
+        address = array.__array_interface__["data"][0]
         for views in self._views:
             start = address - views[self._rank].__array_interface__["data"][0]
-            if start >= 0 and start + own.nbytes <= len(views[self._rank]):
-                return [view[start : start + own.nbytes].view(own.dtype) for view in views]
+            if start >= 0 and start + array.nbytes <= len(views[self._rank]):
+                return [view[start : start + array.nbytes].view(array.dtype) for view in views]
         raise ArgumentError("shared memory: a buffer must lie in memory that the ranks share, but does not")
 
 
@@ -263,7 +270,7 @@ def control_bytes(size: int) -> int:
     return size * (2 * COUNTER_BYTES + 8 * _LABEL_WORDS) + max(_SCRATCH_BYTES, size * 8 * MAX_NUMBERS)
 
 
-class _Meeting:
+class _OperationBarrier:
     """Brings the ranks together before and after each operation, and checks that all are at the same one.
 
     Each rank has a counter of operations it started, one of those it ended, and a place for its label, which
@@ -315,7 +322,7 @@ class _Meeting:
             raise CollectiveError(self._failure)
 
     def late_ranks(self, number: int) -> list[int]:
-        """Ranks that have not begun operation `number`; if all have, those that have not ended it."""
+        """Ranks that have not begun operation `number`; if all have begun it, the ranks that have not ended it."""
         for first in (0, self._size):
             late = [rank for rank in range(self._size) if not self._counters.has_reached(first + rank, number)]
             if late:
@@ -326,9 +333,9 @@ class _Meeting:
 class _FutureWork:
     """Operation on the thread of the collectives. See `Work`."""
 
-    def __init__(self, future: Future[None], meeting: _Meeting, number: int) -> None:
+    def __init__(self, future: Future[None], barrier: _OperationBarrier, number: int) -> None:
         self._future = future
-        self._meeting = meeting
+        self._barrier = barrier
         self._number = number
 
     def wait(self, seconds: float | None = None) -> bool:
@@ -348,22 +355,22 @@ class _FutureWork:
 
     def late_ranks(self) -> list[int]:
         """Ranks that have not begun, or not ended, the operation."""
-        return self._meeting.late_ranks(self._number)
+        return self._barrier.late_ranks(self._number)
 
 
-def _stop(collectives_of: "weakref.ref[SharedMemoryCollectives]", meeting: _Meeting, worker: Worker) -> None:
+def _stop(collectives_of: "weakref.ref[SharedMemoryCollectives]", barrier: _OperationBarrier, worker: Worker) -> None:
     """Ends the operations that are running.
 
     Where the program has ended while the collectives were in use, the operations have some time, because other ranks
     may need them. The thread must have left compiled code before the interpreter ends, so it is waited for; garbage may
     also be collected on that thread itself, which must not wait.
     """
-    if not meeting.number or os.getpid() != meeting.process:  # a forked child has no such thread
+    if not barrier.number or os.getpid() != barrier.process:  # a forked child has no such thread
         return
     end = worker.submit(lambda: None)
     if collectives_of() is not None:
         wait([end], _DRAIN_SECONDS)
-    meeting.stop("the collectives have been stopped")
+    barrier.stop("the collectives have been stopped")
     if threading.current_thread().name != _THREAD_NAME:
         wait([end], _STOP_SECONDS)
 

@@ -12,9 +12,8 @@ import torch
 
 from trackbed.checkpoint.format.catalogue import DTYPE_OF
 from trackbed.checkpoint.ranks import Meeting
-from trackbed.checkpoint.state.sharded_base import check_key, is_main_replica
 from trackbed.checkpoint.state.sharded_object import ShardedObject
-from trackbed.checkpoint.state.sharded_tensor import ShardedTensor
+from trackbed.checkpoint.state.sharded_tensor import ShardedTensor, check_key, is_main_replica
 from trackbed.errors import CheckpointError
 
 Int64s = npt.NDArray[np.int64]

@@ -100,24 +100,24 @@ class FileReader:
             self.read_into(target, payload_start + first, what)
             return
         end = first + len(target)
-        place = first
-        while place < end:
-            low = place // SUM_BYTES * SUM_BYTES
-            if place == low and (end - low >= SUM_BYTES or end == payload_bytes):
+        position = first
+        while position < end:
+            low = position // SUM_BYTES * SUM_BYTES
+            if position == low and (end - low >= SUM_BYTES or end == payload_bytes):
                 # A whole MiB goes straight to the target, and is checked while it is in the processor's cache.
                 high = min(end, low + SUM_BYTES)
                 piece = target[low - first : high - first]
                 self.read_into(piece, payload_start + low, what)
                 self._check(piece, low, sums, payload_start, what)
-                place = high
+                position = high
                 continue
             high = min(low + SUM_BYTES, payload_bytes)
             piece = self._buffer(high - low)
             self.read_into(piece, payload_start + low, what)
             self._check(piece, low, sums, payload_start, what)
             stop = min(end, high)
-            target[place - first : stop - first] = piece[place - low : stop - low]
-            place = stop
+            target[position - first : stop - first] = piece[position - low : stop - low]
+            position = stop
 
     def _buffer(self, num_bytes: int) -> Bytes:
         if len(self._scratch) < num_bytes:

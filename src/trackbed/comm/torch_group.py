@@ -151,6 +151,7 @@ def _join(name: str, timeout_seconds: float) -> Connection:
     # Some builds of torch have no stores; the import fails only if one is needed.
     from trackbed.comm.torch_store import TimeoutStore, share_store
 
+    # Counted when a group first connects, which all ranks do in the same order: so equal numbers are one group.
     _JOINED[name] += 1
     shared = _default_store()
     # Connections of our own lack torch's prefixes. A unique prefix, agreed on below torch's, takes their place.
