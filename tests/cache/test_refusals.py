@@ -12,7 +12,7 @@ import pytest
 
 from small_entries import STEM, arrays, collecting, entry, expected, files_in, open_, problems, seeds_in
 from trackbed.cache import build as building
-from trackbed.cache.advice import advice_on
+from trackbed.cache.lookup import advice_on
 from trackbed.errors import CacheError
 from trackbed.files import publish
 

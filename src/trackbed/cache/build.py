@@ -16,10 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from trackbed.cache.commit import CompleteFile, NewEntry, cannot_write, commit, explained
-from trackbed.cache.entry import ArraySpec
+from trackbed.cache.entry import Arrays, ArraySpec, Request
 from trackbed.cache.lookup import Found, State, look_up
 from trackbed.cache.npy import create_npy, encode_npy_header
-from trackbed.cache.request import Arrays, Request
 from trackbed.cancellation import check_cancelled
 from trackbed.files import (
     CHUNK_BYTES,

@@ -12,9 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from trackbed.cache.advice import advice_on
 from trackbed.cache.entry import ArraySpec, Entry, Place
-from trackbed.cache.lookup import Found, State
+from trackbed.cache.lookup import Found, State, advice_on
 from trackbed.cache.manifest import encode_manifest, manifest_of, read_manifest
 from trackbed.errors import CacheError, FormatError
 from trackbed.files import (

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from trackbed.cache.inventory import Condition, Inventory, StoredEntry
-from trackbed.cache.last_used import DAY_SECONDS, Use, last_uses
-from trackbed.cache.notes import NoteFile
+from trackbed.cache.notes import DAY_SECONDS, NoteFile, Use, last_uses
 from trackbed.files import PartialFile, Writer, mapped_files, remove_unless_changed
 
 _FORSAKEN_SECONDS: Final = 7 * DAY_SECONDS

@@ -1,10 +1,13 @@
-"""Inventory of the folder of a cache: entries, whole or not, and partial files. Nothing is changed."""
+"""Inventory of the folder of a cache, entries, whole or not, and partial files, and its verification, byte for byte.
+
+Nothing is changed.
+"""
 
 import json
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -12,12 +15,13 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from trackbed.cache.last_used import Use, find_uses, last_uses
+from trackbed.cache.entry import fingerprint
 from trackbed.cache.lookup import array_problem, size_problems
 from trackbed.cache.manifest import Manifest, read_manifest
-from trackbed.cache.notes import NoteFile, entry_digest, find_note_files
+from trackbed.cache.notes import NoteFile, Use, entry_digest, find_note_files, find_uses, last_uses
+from trackbed.cache.npy import read_npy_header, read_npy_start
 from trackbed.errors import FormatError
-from trackbed.files import PartialFile, Stamp, find_partials, open_regular
+from trackbed.files import Chunk, PartialFile, Stamp, Writer, chunks_of, compare_chunks, find_partials, open_regular
 
 _STEM: Final = re.compile(r"[0-9a-f]{32}-(?P<cls>\w+?)(?:-(?P<split>train|valid|test))?")
 _FILE: Final = re.compile(r"(?P<stem>[^/]+)-(?P<what>description\.txt|\w+\.npy)")
@@ -279,3 +283,60 @@ def _beginning(entry: StoredEntry) -> str:
             return file.read(_MOST_BYTES).decode(errors="replace")
     except (OSError, FormatError):
         return ""
+
+
+def bytes_to_read(inventory: Inventory) -> int:
+    """Returns the number of bytes that `find_problems` reads."""
+    return sum(chunk.size_bytes for chunk in _chunks(inventory))
+
+
+def find_problems(inventory: Inventory, *, progress: Callable[[int], None] | None = None) -> Iterator[str]:
+    """Yields the problems of a cache: one line each, which begins with a path.
+
+    Files are compared with their manifests, byte for byte, by all cores; entries without a manifest by their headers.
+    Partial files of dead writers are reported too. An entry that is removed or built meanwhile may be reported.
+
+    Args:
+        inventory: content of the cache.
+        progress: called with the number of bytes after each chunk read.
+    """
+    for entry in inventory.entries:
+        yield from entry.problems
+        if entry.record is not None and fingerprint(entry.record.decisions) != entry.fingerprint:
+            path = entry.manifest.path if entry.manifest is not None else entry.path
+            yield f"{path}: the fingerprint must be that of the decisions, found {entry.fingerprint}"
+        yield from _compare_headers(entry)
+    for chunk, problem in compare_chunks(_chunks(inventory)):
+        if problem:
+            yield problem
+        if progress is not None:
+            progress(chunk.size_bytes)
+    for partial in inventory.partials:
+        if partial.writer is Writer.dead:
+            yield f"{partial.path}: a partial file must have a living writer, found that this one's has died"
+
+
+def _compare_headers(entry: StoredEntry) -> Iterator[str]:
+    """Compares the headers of a whole entry's arrays with its manifest."""
+    if entry.record is None or entry.condition is not Condition.whole:
+        return
+    for name, wanted in entry.record.arrays.items():
+        path = f"{entry.path}-{name}.npy"
+        try:
+            header = read_npy_header(read_npy_start(path), path=path)
+        except (FormatError, OSError) as error:
+            yield str(error) if isinstance(error, FormatError) else f"{path}: {error.strerror}"
+            continue
+        if (header.dtype, header.shape) != (wanted.dtype, wanted.shape):
+            found = f"{header.dtype} of shape {header.shape}"
+            yield f"{path}: must hold {wanted.dtype} of shape {wanted.shape}, found {found}"
+
+
+def _chunks(inventory: Inventory) -> Iterator[Chunk]:
+    """Yields all chunks whose checksums are known, of files that have the right size."""
+    for entry in inventory.entries:
+        sums = {} if entry.record is None else entry.record.files
+        for file in entry.files:
+            found = sums.get(file.path.rpartition("/")[2])
+            if found is not None and found.size_bytes == file.stamp.size_bytes:
+                yield from chunks_of(file.path, found)

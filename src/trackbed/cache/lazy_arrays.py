@@ -10,12 +10,10 @@ from typing import Any, Final
 
 import numpy.typing as npt
 
-from trackbed.cache.advice import advice_on
-from trackbed.cache.entry import Place
-from trackbed.cache.lookup import Found, State
+from trackbed.cache.entry import Arrays, Place, Request
+from trackbed.cache.lookup import Found, State, advice_on
 from trackbed.cache.manifest import read_manifest
 from trackbed.cache.npy import map_npy
-from trackbed.cache.request import Arrays, Request
 from trackbed.errors import CacheError, FormatError
 from trackbed.files import MAPS, Stamp, is_on_this_machine, stamp_of
 

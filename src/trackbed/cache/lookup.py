@@ -1,6 +1,7 @@
 """Lookup of entries: whole, absent, damaged, or other entries under their names; and waiting for those of others."""
 
 import contextlib
+import errno
 import os
 import time
 from collections import defaultdict
@@ -12,12 +13,10 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from trackbed.cache.advice import advice_on
-from trackbed.cache.entry import ArraySpec, Entry, Place, differences
+from trackbed.cache.entry import ArraySpec, Entry, Place, Request, differences
 from trackbed.cache.manifest import Manifest, parse_manifest, read_manifest
 from trackbed.cache.notes import data_note, entry_digest, flush_later, flushed_note, read_notes, write_notes
 from trackbed.cache.npy import read_npy_header, read_npy_start
-from trackbed.cache.request import Request
 from trackbed.cancellation import check_cancelled
 from trackbed.errors import CacheError, FormatError
 from trackbed.files import (
@@ -31,6 +30,37 @@ from trackbed.files import (
     read_regular,
     read_stamps,
 )
+
+_ADVICE: Final = {
+    errno.EACCES: "path_to_cache must name a folder that you may read from and write to",
+    errno.EPERM: "path_to_cache must name a folder that you may read from and write to",
+    errno.EROFS: "path_to_cache must name a folder that can be written to, or one where every index is built",
+    errno.ENOSPC: "path_to_cache must name a folder with room: `trackbed cache gc` makes some",
+    errno.EDQUOT: "your quota on path_to_cache must have room: `trackbed cache gc` makes some",
+    errno.EMFILE: "the limit on open files (ulimit -n) must be higher",
+    errno.ENOMEM: "the system must have room for one more map: see vm.max_map_count, and ulimit -v",
+    errno.ELOOP: "a link must lead to a file: remove it and start again",
+    errno.ENOENT: "it was there at the start and has been removed since: start again, and it is built again",
+    errno.ESTALE: "another host removed or replaced it meanwhile: start again",
+    errno.EIO: "the disk or the file server reports an error of its own: see its log",
+}
+_OTHERS: Final = "path_to_cache must name a folder with room that you may write to"
+
+
+_NO_FOLDER: Final = (errno.ENOENT, errno.EEXIST, errno.ENOTDIR)
+"""Errors of a folder that cannot be made."""
+
+
+def advice_on(error: OSError, *, is_writing: bool = False) -> str:
+    """Returns the condition under which the system would accept the file.
+
+    >>> advice_on(OSError(errno.ESTALE, "Stale file handle"))
+    'another host removed or replaced it meanwhile: start again'
+    """
+    if is_writing and error.errno in _NO_FOLDER:
+        return _OTHERS
+    return _ADVICE.get(error.errno or 0, _OTHERS)
+
 
 _BATCH: Final = 32
 """Entries of a call: with more, the objects of their manifests live long enough to cause a full garbage collection."""

@@ -8,8 +8,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 
 from trackbed.cache import Entry, Kind, Request, fingerprint
-from trackbed.cache.entry import DataPart
-from trackbed.cache.request import Ingredients
+from trackbed.cache.entry import DataPart, Ingredients
 from trackbed.datasets.batches.reader import BatchForm, BatchReader, ReadsBatches
 from trackbed.datasets.batches.sources import SampleLayout
 from trackbed.datasets.identity import DataChecksum, DatasetFingerprint

@@ -15,8 +15,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from trackbed.files.regular import signed
 from trackbed.files.resource_limit import MAPS
-from trackbed.files.stamp import signed
 
 _READ_BYTES: Final = 4096
 """A file of one page is read instead: a map takes as much memory, and the number of maps of a process is limited."""
