@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from trackbed.loading.read_ahead import ReadAhead
+from trackbed.loading.prefetch import ReadAhead
 
 
 class Makers:

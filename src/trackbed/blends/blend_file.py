@@ -5,8 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from trackbed.blends.toml_lines import KeyPath
-from trackbed.blends.toml_tables import Problems
+from trackbed.blends.toml_tables import KeyPath, Problems
 from trackbed.datasets.config import OrderName
 from trackbed.datasets.tokenizers.adapter import MegatronIdentity
 from trackbed.files.stores import is_address

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from trackbed.blends.blend_file import BlendFile
 from trackbed.blends.members import Member, find_members
+from trackbed.blends.sizes import DatasetRequest, plan_weights
 from trackbed.blends.tokenizer import StatedTokenizer, check_token_ids, make_tokenizer
 from trackbed.blends.toml_tables import Problems
-from trackbed.blends.weights import DatasetRequest, plan_weights
 from trackbed.builder.plan_split import check_sizes
 from trackbed.datasets.config import Blend
 from trackbed.datasets.gpt.config import GPTDatasetConfig

@@ -14,16 +14,17 @@ from trackbed.blends.blend_file import BlendFile, DatasetEntry, SizeEntry
 from trackbed.blends.dataset_tables import read_datasets, read_stages
 from trackbed.blends.sizes import SIZE_KEYS, read_sizes
 from trackbed.blends.tokenizer import read_tokenizer
-from trackbed.blends.toml_lines import KeyPath, find_key_lines
 from trackbed.blends.toml_tables import (
     FLAG,
     NUMBER,
     TEXT,
     WHOLE,
     WHOLE_POSITIVE,
+    KeyPath,
     Problems,
     Rule,
     TableReader,
+    find_key_lines,
     one_of,
 )
 from trackbed.datasets.config import ORDERS

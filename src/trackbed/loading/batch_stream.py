@@ -23,11 +23,9 @@ from trackbed.errors import ArgumentError
 from trackbed.files.stores.waiting import ends_with
 from trackbed.kernels import FetchedBytes
 from trackbed.kernels.integers import check_at_least
-from trackbed.loading.counted import BatchSampler, CountedBatches
 from trackbed.loading.device import DeviceBatch, DeviceCopies, on_device, with_index
-from trackbed.loading.fetch_ahead import fetch_ahead
-from trackbed.loading.position import check_data, check_mapping
-from trackbed.loading.read_ahead import ReadAhead
+from trackbed.loading.position import BatchSampler, CountedBatches, check_data, check_mapping
+from trackbed.loading.prefetch import ReadAhead, fetch_ahead
 from trackbed.loading.ring import Ring
 from trackbed.loading.samplers import Positioned
 

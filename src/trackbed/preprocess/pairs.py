@@ -9,7 +9,7 @@ from trackbed.errors import ArgumentError
 from trackbed.files.stores import is_address, parse_address
 from trackbed.tokens import IndexedGroup, ObjectStorageConfig, default_idx_cache, get_idx_path
 from trackbed.tokens.shard_list import SHARD_LIST_SUFFIX, read_all_shards, read_shard_groups
-from trackbed.tokens.stored.find import find_stored_pairs, object_exists
+from trackbed.tokens.stored.open_pairs import find_stored_pairs, object_exists
 
 _SUFFIXES: Final = (".bin", ".idx")
 

@@ -15,9 +15,8 @@ import numpy.typing as npt
 from trackbed.errors import ArgumentError, FormatError
 from trackbed.files import DESCRIPTORS, MAPS, Stamp, boot_id, check_stamp, stamp_of
 from trackbed.files.stores import ObjectStamp, is_address, parse_address
-from trackbed.tokens.format import IndexEnds, PairHeader, SequenceIndex, as_format_error, open_index
-from trackbed.tokens.identity import identity_of
-from trackbed.tokens.missing_pair import hint_for_missing_pair
+from trackbed.tokens.commit import hint_for_missing_pair
+from trackbed.tokens.format import IndexEnds, PairHeader, SequenceIndex, as_format_error, identity_of, open_index
 from trackbed.tokens.paths import get_bin_path, get_idx_path
 from trackbed.tokens.source import FileSource, MappedSource, RangeError, Source, Tokens
 from trackbed.tokens.stored.budget import BUDGET

@@ -19,7 +19,7 @@ from trackbed.errors import ArgumentError, FormatError
 from trackbed.files.stores import stamp_of_object
 from trackbed.megatron.object_storage import get_index_cache_path
 from trackbed.tokens import IndexedDataset, ObjectStorageConfig
-from trackbed.tokens.length_checksum import checksum_lengths
+from trackbed.tokens.idx_header import checksum_lengths
 from trackbed.tokens.stored.index_cache import StoredIndex, await_marks
 
 SCRIPT = Path(__file__).with_name("fetch_index.py")

@@ -24,7 +24,7 @@ from trackbed.index.samples import sample_index_dtype
 from trackbed.index.shuffle import shuffle_index, shuffle_index_dtype
 from trackbed.index.visits import visit_indices
 from trackbed.kernels import available_threads, count_tokens
-from trackbed.tokens.length_checksum import checksum_lengths
+from trackbed.tokens.idx_header import checksum_lengths
 
 MOST_VISITS: Final = 1 << 16
 """Visits and samples of a small dataset. A larger one takes several times as long as a call of its own costs."""

@@ -23,7 +23,7 @@ from trackbed.index.prefetch import PrefetchedOrder
 from trackbed.kernels import Visits
 from trackbed.plural import number_of
 from trackbed.tokens import IndexedDataset, IndexedGroup, get_idx_path
-from trackbed.tokens.length_checksum import checksum_lengths
+from trackbed.tokens.idx_header import checksum_lengths
 
 
 class StoredSample(int):

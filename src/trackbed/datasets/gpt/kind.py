@@ -14,7 +14,7 @@ from trackbed.datasets.low_level import drop_pages
 from trackbed.errors import FormatError, PlanError
 from trackbed.kernels import SmallDataset, small_indices
 from trackbed.tokens import IndexedDataset
-from trackbed.tokens.lengths import read_lengths
+from trackbed.tokens.headers import read_lengths
 
 _MOST_TOGETHER: Final = 64
 """Datasets of a call. A thread seldom takes more at once: together they cost it about 20 ms."""

@@ -8,7 +8,7 @@ from urllib.parse import unquote
 from trackbed.errors import ArgumentError
 from trackbed.files.stores.address import Address, ObjectRange, ObjectStamp, has_etag, stamp_of_metadata
 from trackbed.files.stores.bucket import Answer
-from trackbed.files.stores.retries import WrongAnswerError, is_forbidden, is_out_of_range, replaced
+from trackbed.files.stores.requests import WrongAnswerError, is_forbidden, is_out_of_range, replaced
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

@@ -18,10 +18,17 @@ from trackbed.errors import ArgumentError, StoreError
 from trackbed.files.stores import forked_requests
 from trackbed.files.stores.address import Address, ObjectRange, ObjectStamp
 from trackbed.files.stores.bucket import Answer, Bucket
-from trackbed.files.stores.event_loop import OutOfTimeError, result_by, run_until, submit
 from trackbed.files.stores.forked_requests import is_forked
 from trackbed.files.stores.open_bucket import open_bucket
-from trackbed.files.stores.retries import replaced, retry_until, timeout_seconds
+from trackbed.files.stores.requests import (
+    OutOfTimeError,
+    replaced,
+    result_by,
+    retry_until,
+    run_until,
+    submit,
+    timeout_seconds,
+)
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")

@@ -16,10 +16,9 @@ from trackbed.files.regular import open_regular
 from trackbed.files.stores import forked_requests
 from trackbed.files.stores.address import Address
 from trackbed.files.stores.bucket import WritableBucket
-from trackbed.files.stores.event_loop import OutOfTimeError, run_until
 from trackbed.files.stores.forked_requests import is_forked
 from trackbed.files.stores.open_bucket import check_writable, open_writable_bucket
-from trackbed.files.stores.retries import make_once, retry_until, timeout_seconds
+from trackbed.files.stores.requests import OutOfTimeError, make_once, retry_until, run_until, timeout_seconds
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

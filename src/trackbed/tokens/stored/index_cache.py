@@ -39,8 +39,7 @@ from trackbed.files import (
 )
 from trackbed.files.stores import Address, ObjectStamp
 from trackbed.files.stores.waiting import call_all
-from trackbed.tokens.idx_header import HEADER_BYTES, decode_header
-from trackbed.tokens.length_checksum import checksum_lengths
+from trackbed.tokens.idx_header import HEADER_BYTES, checksum_lengths, decode_header
 
 _FORMAT: Final = "trackbed-idx-copy"
 _VERSION: Final = 1
