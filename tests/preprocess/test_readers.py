@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trackbed.errors import FormatError
-from trackbed.preprocess.input_segments import InputSegment
-from trackbed.preprocess.inputs import find_inputs
+from trackbed.preprocess.inputs import InputSegment, find_inputs
 from trackbed.preprocess.plan import plan_chunks
 from trackbed.preprocess.readers import BadRecord, Record, RecordError, parse_record, read_lines, read_segment
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from trackbed.blends.toml_tables import KeyPath, Problems
 from trackbed.datasets.config import OrderName
-from trackbed.datasets.tokenizers.adapter import MegatronIdentity
+from trackbed.datasets.tokenizers.base import MegatronIdentity
 from trackbed.files.stores import is_address
 from trackbed.index.splits import Split
 from trackbed.tokens import ObjectStorageConfig, default_idx_cache

@@ -16,8 +16,7 @@ from trackbed.datasets.blend.dataset import BlendedDataset
 from trackbed.datasets.cached import CachedDataset
 from trackbed.datasets.config import BlendedMegatronDatasetConfig
 from trackbed.datasets.identity import plain
-from trackbed.datasets.megatron_dataset import MegatronDataset
-from trackbed.datasets.overrides import is_ours
+from trackbed.datasets.megatron_dataset import MegatronDataset, is_ours
 from trackbed.index.splits import Split
 
 _OPTIONS: Final = (

@@ -152,7 +152,7 @@ def _draw(entries: "list[StoredEntry]") -> None:
     from rich.table import Table
 
     from trackbed.cache import describe_stored
-    from trackbed.cli.console import table_console
+    from trackbed.cli.output import table_console
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("dataset", overflow="fold", min_width=12)

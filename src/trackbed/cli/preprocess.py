@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from trackbed.cli.kept_work import KeptWork
 from trackbed.cli.parse import Input, Size, format_option, record_limit_option, split_keys
 from trackbed.cli.preprocess_report import report_as_json, show_report
+from trackbed.cli.progress import KeptWork
 
 if TYPE_CHECKING:
     from trackbed.preprocess import ImagesConfig

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from trackbed.cli.messages import EXPECTED, describe
+from trackbed.cli.output import EXPECTED, describe
 from trackbed.cli.parse import idx_cache_option
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from trackbed.datasets.mock import MockGPTLowLevelDataset as MockGPTLowLevelDataset
     from trackbed.datasets.mock import MockMultimodalDataset as MockMultimodalDataset
     from trackbed.datasets.mock import MultimodalDatasetConfig as MultimodalDatasetConfig
-    from trackbed.datasets.tokenizers.adapter import MegatronIdentity as MegatronIdentity
+    from trackbed.datasets.tokenizers.base import MegatronIdentity as MegatronIdentity
     from trackbed.datasets.tokenizers.base import MegatronTokenizer as MegatronTokenizer
     from trackbed.datasets.tokenizers.bytes_and_numbers import ByteTokenizer as ByteTokenizer
     from trackbed.datasets.tokenizers.bytes_and_numbers import NullTokenizer as NullTokenizer
@@ -51,8 +51,7 @@ __getattr__, __dir__, __all__ = lazy_names(
         "trackbed.datasets.masked.t5": "T5MaskedWordPieceDataset T5MaskedWordPieceDatasetConfig",
         "trackbed.datasets.megatron_dataset": "LowLevelDataset MegatronDataset",
         "trackbed.datasets.mock": "MockGPTDataset MockGPTLowLevelDataset MockMultimodalDataset MultimodalDatasetConfig",
-        "trackbed.datasets.tokenizers.adapter": "MegatronIdentity",
-        "trackbed.datasets.tokenizers.base": "MegatronTokenizer",
+        "trackbed.datasets.tokenizers.base": "MegatronIdentity MegatronTokenizer",
         "trackbed.datasets.tokenizers.bytes_and_numbers": "ByteTokenizer NullTokenizer",
         "trackbed.datasets.tokenizers.huggingface": "HuggingFaceTokenizer",
         "trackbed.datasets.tokenizers.kinds": "open_tokenizer",

@@ -13,8 +13,7 @@ from trackbed.datasets.batches.reader import BatchForm, BatchReader, ReadsBatche
 from trackbed.datasets.batches.sources import SampleLayout
 from trackbed.datasets.identity import DataChecksum, DatasetFingerprint
 from trackbed.datasets.low_level import has_stamps, identify, object_stamps, sampled_tokens
-from trackbed.datasets.megatron_dataset import MegatronDataset
-from trackbed.datasets.overrides import first_override, is_ours, is_overridden
+from trackbed.datasets.megatron_dataset import MegatronDataset, first_override, is_ours, is_overridden
 
 
 class IndexInputs(Ingredients, DataPart, Protocol):

@@ -1,11 +1,18 @@
-"""Base class of datasets over one low-level dataset: identity and padding id."""
+"""Base class of datasets over one low-level dataset: identity, description and padding id.
 
+Descriptions are written as Megatron Core writes them; their MD5 names the index files.
+"""
+
+import hashlib
+import json
 import warnings
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Sequence, Sized
-from functools import cached_property
+from collections.abc import Iterable, Sequence, Sized
+from functools import cached_property, lru_cache
 from itertools import chain
+from pathlib import Path
+from types import NoneType
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -14,12 +21,62 @@ import torch.utils.data
 
 from trackbed.cache import fingerprint
 from trackbed.datasets.config import BlendedMegatronDatasetConfig
-from trackbed.datasets.description import describe, fields_of, md5_of
 from trackbed.datasets.low_level import name_of
 from trackbed.datasets.start import shared
 from trackbed.errors import ArgumentError
 from trackbed.index.splits import Split
 from trackbed.plural import number_of
+
+_QUOTE: Final = json.encoder.encode_basestring_ascii
+_COMPACT: Final = json.JSONEncoder(default=lambda value: value.unique_identifiers).encode
+
+
+def describe(identifiers: Iterable[tuple[str, Any]]) -> str:
+    """Returns the description that Megatron Core writes for these identifiers, given as name and value.
+
+    Equals `json.dumps(dict(identifiers), indent=4, default=...)`, but is joined from fields: thousands of datasets
+    share most values, and indented JSON is slow to write.
+    """
+    fields = fields_of(identifiers)
+    return f"{{\n{fields}\n}}" if fields else "{}"
+
+
+def fields_of(identifiers: Iterable[tuple[str, Any]]) -> str:
+    """Returns the lines of a description for these identifiers, without the enclosing braces."""
+    return ",\n".join([f"    {_QUOTE(name)}: {_words_of(value)}" for name, value in identifiers])
+
+
+def md5_of(description: str) -> str:
+    """Returns the MD5 of a description, which names the index files."""
+    return hashlib.md5(description.encode(), usedforsecurity=False).hexdigest()
+
+
+def _words_of(value: Any) -> str:
+    if type(value) is str:
+        return _QUOTE(value)
+    if type(value) is int:
+        return repr(value)
+    if isinstance(value, (str, int, float, NoneType)):
+        return json.dumps(value)
+    return shared("words", lambda: _indented(_COMPACT(value)), value)
+
+
+@lru_cache(maxsize=256)
+def _indented(text: str) -> str:
+    """Returns a JSON text, indented as a value inside an object."""
+    return json.dumps(json.loads(text), indent=4).replace("\n", "\n    ")
+
+
+def describe_blend(identifiers: "OrderedDict[str, Any]") -> str:
+    """Returns the description of a blend, whose `datasets` are given as the descriptions of its members.
+
+    A nested description is the same text, indented: encoding thousands of them again would take longer than building
+    the indices.
+    """
+    members = ",".join("\n        " + text.replace("\n", "\n        ") for text in identifiers["datasets"])
+    text = describe({**identifiers, "datasets": []}.items())
+    return text.replace('"datasets": []', f'"datasets": [{members}\n    ]', 1)
+
 
 LowLevelDataset = Any
 """Source of samples: an `IndexedDataset`, or any object that the hooks of a subclass accept."""
@@ -240,3 +297,48 @@ def _other_special_ids(tokenizer: Any) -> list[Any]:
         except (AttributeError, NotImplementedError):
             continue
     return found
+
+
+_OURS: Final = __name__.partition(".")[0]
+_FOLDER: Final = str(Path(__file__).parents[1])
+
+
+def check_overrides(cls: type, *names: str, advice: str) -> None:
+    """Checks that a class derived from one of ours defines none of some methods.
+
+    Args:
+        cls: class of an object that is being made.
+        names: names of the methods.
+        advice: what to do instead, for the error.
+
+    Raises:
+        ArgumentError: it defines one; the message names it.
+    """
+    found = first_override(cls, names)
+    if found:
+        raise ArgumentError(f"{found} must not be overridden, because it is never called: {advice}")
+
+
+def is_ours(what: Any) -> bool:
+    """True for a class of Trackbed, or a function whose code is Trackbed's."""
+    if isinstance(what, type):
+        return what.__module__.partition(".")[0] == _OURS
+    code = getattr(what, "__code__", None)
+    return code is not None and code.co_filename.startswith(_FOLDER)
+
+
+def is_overridden(dataset: object, names: tuple[str, ...]) -> bool:
+    """True if one of these methods is not ours: in the class of a dataset, or as an attribute of its own."""
+    cls, own = type(dataset), vars(dataset)
+    if cls.__getattribute__ is not object.__getattribute__:
+        return True
+    return any(name in own or not is_ours(getattr(cls, name)) for name in names)
+
+
+def first_override(cls: type, names: tuple[str, ...]) -> str:
+    """Name of the first of these methods that a class has, and not from ours; empty if there is none."""
+    for name in names:
+        if hasattr(cls, name) and not is_ours(getattr(cls, name)):
+            owner = next((base for base in cls.__mro__ if name in vars(base)), cls)
+            return f"{owner.__name__}.{name}"
+    return ""

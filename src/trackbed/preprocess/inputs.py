@@ -1,4 +1,7 @@
-"""Input files of preprocessing, and their formats: JSON lines, plain text or Parquet, optionally compressed."""
+"""Input files of preprocessing, their formats, and the segments of files that workers read records from.
+
+Formats are JSON lines, plain text and Parquet, the first two optionally compressed.
+"""
 
 import logging
 import os
@@ -13,10 +16,18 @@ from trackbed.datasets.extras import require
 from trackbed.errors import ArgumentError
 from trackbed.files.stores import Address, is_address, lost_address_hint
 from trackbed.plural import number_of
-from trackbed.preprocess.folder_walk import FolderWalk, LeftOut, Reason, dead_link
+from trackbed.preprocess.find_inputs import (
+    FolderWalk,
+    LeftOut,
+    Reason,
+    contents_of,
+    dead_link,
+    find_objects,
+    is_own_file,
+    is_work_file,
+    stamps_of,
+)
 from trackbed.preprocess.known_data import MAX_POINTER_BYTES, MIN_POINTER_BYTES, refuse_pointer, unread_name
-from trackbed.preprocess.store_inputs import contents_of, find_objects, stamps_of
-from trackbed.preprocess.work_files import is_own_file, is_work_file
 
 logger = logging.getLogger(__name__)
 
@@ -307,3 +318,58 @@ def _kind(name: str) -> tuple[InputFormat | None, Compression]:
 
 def _is_readable(input_format: InputFormat | None, compression: Compression) -> bool:
     return input_format is not None and (input_format is not InputFormat.PARQUET or compression is Compression.NONE)
+
+
+@dataclass(frozen=True, slots=True)
+class InputSegment:
+    """The lines that start in bytes `[start, stop)` of a file; for a plain text, the whole file.
+
+    Planning such ranges needs no search for line ends: the reader of a segment starts after the first line end at or
+    after `start - 1`, and continues to the end of its last line.
+    """
+
+    file: InputFile
+    start: int
+    stop: int
+
+    @property
+    def text_bytes(self) -> int:
+        """Estimate of the work, in bytes of text."""
+        return self.stop - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Block(InputSegment):
+    """Whole lines of a compressed file, or all of its text. `[start, stop)` are the compressed bytes that it covers."""
+
+    text: bytes
+
+    @property
+    def text_bytes(self) -> int:
+        """Bytes of the text."""
+        return len(self.text)
+
+
+@dataclass(frozen=True, slots=True)
+class LongRecord(InputSegment):
+    """A line or plain text of a compressed file that exceeds the record limit. Its text was skipped."""
+
+    @property
+    def text_bytes(self) -> int:
+        """Always 0, as there is nothing to tokenise."""
+        return 0
+
+
+@dataclass(frozen=True, slots=True)
+class RowGroup(InputSegment):
+    """Rows of a Parquet file. `[start, stop)` is a share of the file size, proportional to the size of the group."""
+
+    number: int
+    """Index of the row group in its file."""
+    uncompressed_bytes: int
+    """Uncompressed size of all columns of the group."""
+
+    @property
+    def text_bytes(self) -> int:
+        """Bytes of all columns, an upper bound on those of the requested ones."""
+        return self.uncompressed_bytes

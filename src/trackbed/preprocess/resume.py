@@ -24,10 +24,10 @@ from trackbed.cache import fingerprint
 from trackbed.errors import FormatError
 from trackbed.files import Checksum, FileSum, checksum_bytes, clear_dead_partials, new_partial, publish, write_new
 from trackbed.preprocess.config import PreprocessConfig
+from trackbed.preprocess.find_inputs import LOCK_NAME, RECORD_NAME, UNFINISHED_SUFFIX, is_saved_name
 from trackbed.preprocess.inputs import InputFile
 from trackbed.preprocess.report import Tally
 from trackbed.preprocess.tokenise import ChunkTokenizer
-from trackbed.preprocess.work_files import LOCK_NAME, RECORD_NAME, UNFINISHED_SUFFIX, is_saved_name
 from trackbed.tokens import IndexedDatasetBuilder
 from trackbed.tokens.commit import PairFiles
 from trackbed.version import __version__

@@ -8,8 +8,7 @@ from typing import Any, Final
 
 from trackbed.datasets.extras import require
 from trackbed.errors import FormatError
-from trackbed.preprocess.input_segments import RowGroup
-from trackbed.preprocess.inputs import InputFile
+from trackbed.preprocess.inputs import InputFile, RowGroup
 from trackbed.preprocess.open_input import open_input
 
 _BATCH_ROWS: Final = 1024

@@ -18,12 +18,11 @@ from trackbed.preprocess.config import (
     check_reading,
     format_of,
 )
-from trackbed.preprocess.folder_walk import names_by_reason
+from trackbed.preprocess.find_inputs import names_by_reason
 from trackbed.preprocess.inputs import InputFile, find_inputs
-from trackbed.preprocess.line_numbers import LineCounter
 from trackbed.preprocess.long_text import split_text
 from trackbed.preprocess.plan import plan_chunks
-from trackbed.preprocess.readers import BadRecord, Record, read_segment
+from trackbed.preprocess.readers import BadRecord, LineCounter, Record, read_segment
 
 _NUM_BYTES: Final = 256
 _PART_CHARS: Final = 64 << 10  # the library holds hundreds of texts in memory

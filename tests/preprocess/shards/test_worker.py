@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from trackbed import __version__
-from trackbed.datasets.tokenizers.adapter import OpenedAs
+from trackbed.datasets.tokenizers.base import OpenedAs
 from trackbed.errors import TrackbedError
 from trackbed.preprocess import PreprocessConfig, open_tokenizer, preprocess
 from trackbed.preprocess.shards.spec import Probe, ShardSpec

@@ -16,8 +16,7 @@ import torch.utils.data
 
 from trackbed.datasets.batches.batch import Batch, BatchSpec
 from trackbed.datasets.batches.sources import FileBacked, Sources
-from trackbed.datasets.index_arrays import IndexArrays
-from trackbed.datasets.samples import SampleLocations
+from trackbed.datasets.samples import IndexArrays, SampleLocations
 from trackbed.errors import ArgumentError, FormatError
 from trackbed.kernels import FetchedBytes, Gathered, SampleSources
 from trackbed.tokens.stored.budget import BUDGET

@@ -14,8 +14,7 @@ import numpy as np
 import torch
 
 from trackbed.cache import Allocate, Arrays, ArraySpec, Entry, Kind, Request, fingerprint
-from trackbed.datasets.blend.indexed import ARRAYS, IndexedOrder
-from trackbed.datasets.blend.order import own_decisions
+from trackbed.datasets.blend.order import ARRAYS, IndexedOrder, own_decisions
 from trackbed.index.balanced import BALANCED_VERSION, balanced_blend, balanced_dtypes, largest_remainders
 from trackbed.kernels import available_threads
 

@@ -13,8 +13,7 @@ import numpy.typing as npt
 from trackbed.cache import LazyArrays
 from trackbed.datasets.gpt.indices import GPTIndices
 from trackbed.datasets.gpt.visits import ARRAYS, VisitArrays, VisitedSamples
-from trackbed.datasets.index_arrays import IndexArrays
-from trackbed.datasets.samples import SampleLocations, SamplePieces
+from trackbed.datasets.samples import IndexArrays, SampleLocations, SamplePieces
 from trackbed.kernels import Visits
 
 

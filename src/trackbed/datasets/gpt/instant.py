@@ -13,9 +13,8 @@ import numpy.typing as npt
 
 from trackbed.datasets.batches.sources import SampleLayout, Stretches
 from trackbed.datasets.gpt.visits import VisitArrays, VisitedSamples
-from trackbed.datasets.index_arrays import NO_INDEX, IndexArrays
 from trackbed.datasets.low_level import check_documents, num_sequences
-from trackbed.datasets.samples import SampleLocations, SamplePieces
+from trackbed.datasets.samples import NO_INDEX, IndexArrays, SampleLocations, SamplePieces
 from trackbed.errors import ArgumentError, FormatError, PlanError
 from trackbed.index import PERMUTATION_VERSION, InstantOrder
 from trackbed.index.epochs import stretches_per_epoch

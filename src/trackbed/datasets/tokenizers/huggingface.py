@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import tokenizers
 
-from trackbed.datasets.tokenizers.adapter import Adapter, MegatronIdentity
+from trackbed.datasets.tokenizers.base import Adapter, MegatronIdentity
 from trackbed.datasets.tokenizers.huggingface_folder import read_folder
 from trackbed.datasets.tokenizers.other_files import describe_other, missing_tokenizer
 from trackbed.datasets.tokenizers.rust_libraries import panics_as_errors

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 from typing import Any, Final
 
-from trackbed.datasets.tokenizers.adapter import MegatronIdentity, OpenedAs
+from trackbed.datasets.tokenizers.base import MegatronIdentity, OpenedAs
 from trackbed.datasets.tokenizers.bytes_and_numbers import ByteTokenizer, NullTokenizer
 from trackbed.datasets.tokenizers.huggingface import HuggingFaceTokenizer
 from trackbed.datasets.tokenizers.huggingface_folder import OnlyTransformersError

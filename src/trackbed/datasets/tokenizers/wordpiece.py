@@ -7,7 +7,7 @@ from typing import Final
 
 import tokenizers
 
-from trackbed.datasets.tokenizers.adapter import MegatronIdentity
+from trackbed.datasets.tokenizers.base import MegatronIdentity
 from trackbed.datasets.tokenizers.huggingface import LibraryTokenizer, SpecialTokens
 from trackbed.datasets.tokenizers.other_files import describe_other, missing_tokenizer
 from trackbed.datasets.tokenizers.rust_libraries import panics_as_errors

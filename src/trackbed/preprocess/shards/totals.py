@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from trackbed.errors import FormatError
-from trackbed.preprocess.folder_walk import names_by_reason
+from trackbed.preprocess.find_inputs import names_by_reason
 from trackbed.preprocess.inputs import Inputs
 from trackbed.preprocess.report import BAD_SHOWN, Output, Report
 from trackbed.preprocess.shards.plan import ShardPlan

@@ -14,20 +14,19 @@ from typing import Any, Final
 
 import numpy as np
 
-from trackbed.datasets.tokenizers.adapter import OpenedAs
+from trackbed.datasets.tokenizers.base import OpenedAs
+from trackbed.datasets.tokenizers.fastokens import open_fastest_tokenizer
 from trackbed.errors import ArgumentError, FormatError, StoreError, TrackbedError
 from trackbed.files import stores
 from trackbed.files.stores import is_address, parse_address
-from trackbed.preprocess.input_segments import InputSegment
-from trackbed.preprocess.inputs import InputFile
-from trackbed.preprocess.line_numbers import LineCounter, count_lines_before
+from trackbed.preprocess.inputs import InputFile, InputSegment
 from trackbed.preprocess.open_input import chunk_bytes_of
 from trackbed.preprocess.plan import InputChunk, plan_segment_chunks
+from trackbed.preprocess.readers import LineCounter, count_lines_before
 from trackbed.preprocess.report import BAD_SHOWN
 from trackbed.preprocess.shards.output import Shard, Wanted, open_shard
 from trackbed.preprocess.shards.spec import ShardSpec, ShardTask, made_by, recipe_of
 from trackbed.preprocess.tokenise import ChunkTokenizer, TokenisedChunk
-from trackbed.preprocess.tokenizer import open_fastest_tokenizer
 from trackbed.tokens import IndexedDatasetBuilder
 from trackbed.tokens.paths import get_seal_path
 from trackbed.tokens.seal import Seal
