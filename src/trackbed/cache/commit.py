@@ -68,6 +68,7 @@ class NewEntry:
         self.entry = entry
         self.place = place
         self._damaged = damaged
+        # Aside, the folder is named by the fingerprint, so that no other entry can want the name.
         self.claim = Claim.take if place == entry.shared else Claim.replace
         self._contents = [file.content for file in files]
         sums = {name: one.sum for name, one in zip(place.names(entry.arrays), files, strict=True)}
@@ -106,6 +107,8 @@ class NewEntry:
                 found = read_manifest(self.place.manifest)
             except FormatError:
                 return
+            # With another stamp it was written since the lookup, by a builder that was faster: it need not be damaged.
+            # Then the entry claims the name as if there were nothing to replace, and finds it taken.
             is_own = found is not None and found.fingerprint == self.manifest.fingerprint
             if is_own and stamp_of(self.place.manifest) == manifest:
                 self.claim = Claim.replace
@@ -124,6 +127,8 @@ class NewEntry:
         if taken is None:
             return
         if taken.identity == self.manifest.identity:
+            # The builder that claimed the name may have been killed since. So files that are missing, or have another
+            # size, still appear, under its manifest; if there is none, nothing changes.
             self.claim = Claim.none
             return
         logger.warning("%s: another index took this name meanwhile; this one lies in .trackbed/", place.array("*"))
@@ -134,6 +139,9 @@ class NewEntry:
         """Removes the manifest that was found unreadable, but none that has replaced it meanwhile."""
         path = self.place.manifest
         aside = f"{self.entry.own}/partial/{partial_name(path.rpartition('/')[2])}"
+        # Looking at the stamp and removing the file then would remove a manifest that another builder has put there in
+        # between. So the file is moved first to where nobody replaces it; one that is not the unreadable one is put
+        # back, unless the name was claimed meanwhile.
         with contextlib.suppress(FileNotFoundError):
             publish(path, aside)
             if stamp_of(aside) == wanted or not claim(aside, path):
@@ -190,11 +198,15 @@ def _commit_once(entries: Mapping[int, NewEntry], found: list[Found | None]) -> 
     left, refused = {}, None
     for (number, one), error, its_stamps, its_claim in zip(entries.items(), errors, stamps, claimed, strict=True):
         if not error:
+            # After the claim and before the last file appeared, the manifest may have been removed, and another entry
+            # may have claimed the name: its files and these are then mixed, and may have the sizes that its manifest
+            # says. So the manifests are read again, after the files have appeared.
             if one.claim is Claim.none or (its_claim != its_stamps[-1]).any():
                 one.check_claim()
             found[number] = one.found(its_stamps) if one.claim is not Claim.none else None
         elif error == errno.EEXIST and one.claim is Claim.take:
             with explained(one.entry, one.place):
+                # Nothing of this entry has appeared: the manifest is the first file, and it failed.
                 one.take_turn()
             left[number] = one
         elif not (error == errno.EALREADY and one.claim is Claim.none):

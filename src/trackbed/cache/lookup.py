@@ -151,6 +151,8 @@ def _look_at(requests: Sequence[Request], places: Sequence[Place], notes: _Notes
     paths = [place.paths(one.entry.arrays) for one, place in zip(requests, places, strict=True)]
     joined = list(chain.from_iterable(paths))
     stamps = read_stamps(joined)
+    # A file that the system refuses to examine, as for want of permission, may be whole. It is neither built again nor
+    # replaced: the error says what to change.
     for number in np.flatnonzero((stamps[:, 0] == -1) & (stamps[:, 2] > 0)).tolist():
         errno = int(stamps[number, 2])
         raise _refused(joined[number], OSError(errno, os.strerror(errno)))
@@ -176,6 +178,8 @@ def _read_manifests(paths: Sequence[str], stamps: Stamps) -> list[Manifest | str
     small = [number for number in there if stamps[number, 1] <= _LONGEST_MANIFEST]
     sizes = stamps[small, 1].tolist()
     content, seen = read_parts([paths[number] for number in small], [0] * len(small), sizes)
+    # A manifest may be replaced between the two calls by one of another size, of which only a part was read then. Such
+    # a one is read again below, whole.
     is_same = (seen == stamps[small]).all(axis=1).tolist()
     parts = (content[start:stop].data for start, stop in pairwise(accumulate(sizes, initial=0)))
     read = {number: part for number, part, same in zip(small, parts, is_same, strict=True) if same}
@@ -195,6 +199,8 @@ def _judge(
     entry = request.entry
     is_aside = place.directory != f"{entry.directory}"
     if isinstance(manifest, Manifest):
+        # The fingerprint first: files of another entry are never judged by this one's sizes, as damaged files are
+        # replaced.
         if manifest.fingerprint != entry.fingerprint:
             return Found(State.foreign, is_aside, stamps, differences(manifest.decisions, entry.decisions))
         problem = _size_problem(place, entry, manifest, stamps)
@@ -211,6 +217,7 @@ def _judge(
     expected = request.ingredients.expected()
     problems = [_description_problem(place.paths(())[0], entry.description)]
     problems += [array_problem(place.array(name), expected[name]) for name in entry.arrays]
+    # Foreign files first: where one file is of another index and another one is cut, the files must not be replaced.
     for state in (State.foreign, State.damaged):
         for found in problems:
             if found is not None and found[0] is state:
@@ -265,10 +272,13 @@ def _doubt(entry: Entry, place: Place, manifest: Manifest, stamps: Stamps, notes
     """Removes all doubt about an entry whose fingerprint and sizes fit. Returns what is wrong with it, if anything."""
     if entry.data is not None and manifest.data is None:
         return f"{place.manifest}: must have a checksum of the data, found none"
+    # Within one boot, each process reads what was written, whether it is on the disk or not. After a loss of power a
+    # file may have its size and hold zeros: then its checksums are compared, once.
     is_of_boot = manifest.boot != "" and manifest.boot == boot_id()
     is_of_data = entry.data is None or manifest.data is None or manifest.data.stamps == entry.data.stamps
     if is_of_boot and is_of_data:
         return ""
+    # Notes are of the stamps of all files, so that none is taken for an entry that was built later under the same name.
     digest, known = entry_digest(stamps), read_notes(entry.own)
     if not is_of_boot and flushed_note(digest) not in known:
         if problem := _content_problem(entry, place, manifest):
@@ -277,6 +287,8 @@ def _doubt(entry: Entry, place: Place, manifest: Manifest, stamps: Stamps, notes
     if not is_of_data and entry.data is not None and manifest.data is not None:
         note = data_note(digest, entry.data.stamps)
         if note not in known:
+            # Other stamps need not mean other data: a copied or restored corpus has new ones. Only the checksum tells,
+            # for which the lengths are read.
             found = entry.data.checksum
             if found != manifest.data.crc32:
                 return f"{place.manifest}: must be of data with the checksum {found}, found {manifest.data.crc32}"
@@ -287,6 +299,7 @@ def _doubt(entry: Entry, place: Place, manifest: Manifest, stamps: Stamps, notes
 def _content_problem(entry: Entry, place: Place, manifest: Manifest) -> str:
     """Compares the files of an entry with their checksums. Returns the first difference as a sentence."""
     sums = {path: manifest.files[path.rpartition("/")[2]] for path in place.paths(entry.arrays)[:-1]}
+    # If a manifest had fewer checksums than its file has chunks, the chunks beyond them would pass unseen.
     for path, one in sums.items():
         if len(one.crc32) != -(-one.size_bytes // CHUNK_BYTES):
             return f"{place.manifest}: must have a checksum for each chunk of {path}, found {len(one.crc32)}"
@@ -308,6 +321,7 @@ def _description_problem(path: str, text: str) -> tuple[State, str] | None:
         return State.foreign, str(error)
     if found == wanted:
         return None
+    # Megatron Core writes in place: a prefix is what it leaves when it is killed.
     if wanted.startswith(found):
         return State.damaged, f"{path}: must have {len(wanted)} bytes, found {len(found)}"
     if _is_zeroed(found, wanted):
@@ -373,6 +387,8 @@ def await_visible(request: Request, *, advice: str, timeout_seconds: float = 5.0
     started = time.monotonic()
     gap, entry = _FIRST_GAP_SECONDS, request.entry
     while True:
+        # The look comes before the check of the time: after a pause that took too long, as on a host that was stopped,
+        # the entry may be there.
         (found,) = look_up([request], is_vouched=True)
         if found.state is State.whole:
             return found
@@ -386,6 +402,8 @@ def await_visible(request: Request, *, advice: str, timeout_seconds: float = 5.0
         check_cancelled()
         time.sleep(min(gap, timeout_seconds - waited))
         gap = min(gap * 1.5, _LONGEST_GAP_SECONDS)
+        # Right before the next look, not before the pause: what the server says of a folder is cached from then on, and
+        # an entry that appears during the pause would be missed once more.
         for folder in (f"{entry.directory}", entry.own, entry.aside.directory):
             with contextlib.suppress(OSError):
                 os.close(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
