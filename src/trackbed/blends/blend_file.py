@@ -37,7 +37,7 @@ class DatasetEntry:
     incomplete: Literal["error", "skip"] = "error"
     """Treatment of a `.bin` without its `.idx`, or the reverse, among the matches of a pattern."""
     repeated: bool = False
-    """True if its pairs may be those of earlier datasets, or occur several times in it."""
+    """True if its pairs may occur in earlier datasets, or several times in it."""
     splits: tuple[Split, ...] | None = None
     """Splits that it belongs to as a whole; None if the file divides every dataset."""
     where: KeyPath = ()

@@ -198,7 +198,7 @@ class DrawCounter:
     def _repeats_of(self, number: int, draws: SplitDraws) -> list[tuple[int, int]]:
         """Returns the datasets that repeat a pair of a dataset, with the samples of it that take as many epochs.
 
-        If several pairs are repeated, they are those of the pair that is read most.
+        If several pairs are repeated, the epochs of the pair that is read most.
         """
         found = [self._repeats_of_pair(number, pair, draws) for pair in self._members[number].repeated]
         return max(found, key=lambda others: sum(samples for _, samples in others), default=[])
@@ -220,7 +220,7 @@ class DrawCounter:
         return -(-drawn * size // other_size) if other_size else 0
 
     def pair_epochs(self, number: int, draws: SplitDraws) -> float:
-        """Returns the epochs over a dataset, with those of other datasets that repeat its pairs."""
+        """Returns the epochs over a dataset, including the epochs of other datasets that repeat its pairs."""
         repeats = sum(samples for _, samples in self._repeats_of(number, draws))
         return self.epochs(number, draws.drawn[number] + repeats)
 

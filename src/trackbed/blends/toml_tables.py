@@ -344,7 +344,7 @@ class TableReader:
         return [TableReader(one, (*self.where, key, number), self._problems) for number, one in enumerate(found)]
 
     def given(self, *keys: str) -> list[str]:
-        """Returns those of the given keys that are in the table."""
+        """Returns the given keys that are in the table."""
         return [key for key in keys if key in self._table]
 
     @property

@@ -44,7 +44,7 @@ class _Outcome:
 
 
 class Coordinator:
-    """The ranks of a group, of which those that want datasets build what is missing.
+    """The ranks of a group; the ranks that want datasets build the indices that are missing.
 
     Ranks that share a cache share the work. Where hosts have caches of their own, the ranks of each build all of it.
 
@@ -203,7 +203,7 @@ class Coordinator:
 def find_missing(
     wanted: Sequence[LazyArrays], share: Sequence[int] | None = None, *, leave_notes: bool = True
 ) -> list[int]:
-    """Looks up a share of the indices, by default all. Returns the numbers of those that are not in the cache."""
+    """Looks up a share of the indices, by default all. Returns the numbers of the indices that are not in the cache."""
     numbers = range(len(wanted)) if share is None else share
     requests = {number: one for number in numbers if (one := wanted[number].request) is not None}
     for number, found in zip(requests, look_up(list(requests.values()), leave_notes=leave_notes), strict=True):

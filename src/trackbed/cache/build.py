@@ -112,7 +112,7 @@ class _Writer:
     Args:
         request: the entry.
         found: result of its lookup.
-        folders: folders that were made or found for other entries of the batch; those of this one are added.
+        folders: folders that were made or found for other entries of the batch; the folders of this entry are added.
     """
 
     def __init__(self, request: Request, found: Found, folders: set[str]) -> None:

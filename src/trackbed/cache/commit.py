@@ -218,7 +218,7 @@ def _commit_once(entries: Mapping[int, NewEntry], found: list[Found | None]) -> 
 
 @contextlib.contextmanager
 def explained(entry: Entry, place: Place) -> Iterator[None]:
-    """Turns errors of the system in the block into those of `cannot_write`."""
+    """Turns errors of the system in the block into the errors that `cannot_write` makes."""
     try:
         yield
     except OSError as error:

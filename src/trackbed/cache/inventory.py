@@ -241,7 +241,7 @@ def _judge_by_headers(path: str, files: Iterable[StoredFile]) -> list[str]:
 
 
 _MOST_BYTES: Final = 64 << 10
-"""Beginning of a description that is read: that of a blend of thousands of datasets has megabytes."""
+"""Beginning of a description that is read: a blend of thousands of datasets has a description of megabytes."""
 _FIELD: Final = re.compile(r'^    "(class|dataset_path|index_split|split)": ("(?:[^"\\]|\\.)*")', re.MULTILINE)
 
 

@@ -1,4 +1,4 @@
-"""Lookup of entries: whole, absent, damaged, or other entries under their names; and waiting for those of others."""
+"""Lookup of entries: whole, absent, damaged or foreign, and waits for entries that other processes commit."""
 
 import contextlib
 import errno

@@ -45,7 +45,7 @@ def flushed_note(digest: str) -> str:
 
 
 def data_note(digest: str, data_stamps: str) -> str:
-    """Returns the line which states that an entry's checksum of the data is that of files with these stamps."""
+    """Returns the line which states that files with these stamps have an entry's checksum of the data."""
     return f"data {digest} {hashlib.sha256(data_stamps.encode()).hexdigest()[:32]}"
 
 
@@ -187,7 +187,7 @@ class Use(NamedTuple):
     path: str
     """The file that says so."""
     names: tuple[str, ...]
-    """Stems of entries, or fingerprints of those that have no place but their own."""
+    """Stems of entries, or fingerprints of entries that Megatron Core cannot read."""
     last_used: float
     """Seconds since 1970."""
 

@@ -23,7 +23,7 @@ class Progress(Protocol):
         """Shows the bytes done so far, of the bytes in all."""
 
     def count(self, what: str) -> None:
-        """Adds 1 to a number that is shown beside the progress, such as that of failed attempts."""
+        """Adds 1 to a number that is shown beside the progress, such as the number of failed attempts."""
 
 
 @contextlib.contextmanager

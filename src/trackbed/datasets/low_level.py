@@ -89,7 +89,7 @@ def identify(dataset: Any) -> dict[str, Any]:
 
 
 def name_of(dataset: Any, path: str | None) -> str:
-    """Returns the name of a pair without its folder; of a group, those of its pairs, as a digest if they are many."""
+    """Returns the name of a pair without its folder; of a group, the names of its pairs, or their digest."""
     if not isinstance(dataset, tokens.IndexedGroup):
         return "" if path is None else str(path).rstrip("/").rpartition("/")[2]
     names = [name_of(member, member.path_prefix) for member in dataset.members]

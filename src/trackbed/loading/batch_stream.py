@@ -285,7 +285,7 @@ class BatchStream:
         return free if free is not None else self.dataset.empty_batch(size, pinned=self._pinned)
 
     def _tokens(self, batch: Batch) -> Any:
-        """`[K]` number of tokens of each dataset in a batch, of T5 those of the encoder."""
+        """`[K]` number of tokens of each dataset in a batch; of T5, tokens of the encoder."""
         tokens = next((batch[name] for name in _TEXTS if name in batch), torch.empty((batch.size, 0)))
         if len(self.counters.tokens) == 1 or "dataset_id" not in batch:
             return tokens.numel()

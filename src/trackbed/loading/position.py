@@ -44,7 +44,7 @@ class Position:
         return {"version": VERSION, **values}
 
     def resumed(self, state: Mapping[str, Any], *, identity: Identity | None = None) -> "Position":
-        """This position, moved to that of `state`.
+        """This position, moved to the samples that `state` says.
 
         Args:
             state: the saved position.

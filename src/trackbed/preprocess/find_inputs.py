@@ -29,11 +29,11 @@ class Reason(Enum):
     """Reason why a name is not read."""
 
     HIDDEN = "hidden"
-    """Its name begins with `.` or `_`, as those of temporary files and of notes of other programs do."""
+    """Its name begins with `.` or `_`, as the names of temporary files and of other programs' notes do."""
     GIVEN_TWICE = "given twice"
     """It is another name of a file or folder that is read."""
     UNKNOWN_SUFFIX = "unknown suffix"
-    """Its suffix is not that of a format."""
+    """Its suffix is of no known format."""
     WRITTEN_BY_TRACKBED = "written by trackbed"
     """It belongs to a tokenised pair, or to an unfinished run."""
 
@@ -42,7 +42,7 @@ class LeftOut(NamedTuple):
     """A file, folder or object that is not read."""
 
     name: str
-    """Path or address; that of a folder stands for all that is in it."""
+    """Path or address; a folder stands for all that is in it."""
     reason: Reason
 
 
@@ -217,7 +217,7 @@ def find_objects(text: str, walk: FolderWalk) -> Listed:
 
 
 def _files_below(folder: Address, walk: FolderWalk) -> Listed:
-    """Returns the files below a folder of this host: links are followed as those of a path are."""
+    """Returns the files below a folder of this host; links are followed, as below a path."""
     files, left_out = walk.files_below(Path(folder.key))
     own = {path for path in files if is_own_file(path)}
     named = [LeftOut(f"{folder.root}{name}", reason) for name, reason in left_out]

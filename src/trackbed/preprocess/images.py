@@ -32,7 +32,7 @@ _BY_THE_RECORD: Final = {
     errno.EACCES,
     errno.EPERM,
 }
-"""Errors of a file that a record should not have named, unlike those of a disk or network."""
+"""Errors of a file that a record should not have named, unlike errors of a disk or network."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,7 +88,7 @@ class InputFile:
     version: str = field(default="", compare=False)
     """Modification time in nanoseconds, or tag of the object, at planning time: changes when it is written again."""
     address: Address | None = None
-    """Address of an object; None for a file on a disk. The path of an object is that of its key."""
+    """Address of an object; None for a file on a disk. The path of an object is its key."""
     identity: FileIdentity | None = field(default=None, compare=False)
     """Device, inode, size and modification time of a file on a disk: the same under each of its names."""
 
@@ -99,7 +99,7 @@ class InputFile:
 
     @property
     def is_packed(self) -> bool:
-        """True if its stored bytes are not those of its text."""
+        """True if its stored bytes are not its text's."""
         return self.compression is not Compression.NONE or self.format is InputFormat.PARQUET
 
     def with_absolute_path(self) -> "InputFile":
@@ -116,7 +116,7 @@ class Inputs:
 
     @property
     def left_out(self) -> int:
-        """Number of files in folders whose suffix is not that of a format."""
+        """Number of files in folders whose suffix is of no known format."""
         return sum(one.reason is Reason.UNKNOWN_SUFFIX for one in self.skipped)
 
     def names_by_format(self) -> dict[str, tuple[str, ...]]:
@@ -371,5 +371,5 @@ class RowGroup(InputSegment):
 
     @property
     def text_bytes(self) -> int:
-        """Bytes of all columns, an upper bound on those of the requested ones."""
+        """Bytes of all columns, an upper bound on the bytes of the requested columns."""
         return self.uncompressed_bytes

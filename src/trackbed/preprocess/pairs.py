@@ -44,7 +44,7 @@ def find_pairs(names: Iterable[str], *, exclude: str | None = None) -> list[str]
 
 
 def is_list_name(name: str) -> bool:
-    """True if a name is that of a list of shards, and not of a pair."""
+    """True if a name is of a list of shards, and not of a pair."""
     return name.endswith(SHARD_LIST_SUFFIX) and (is_address(name) or not Path(get_idx_path(name)).exists())
 
 

@@ -63,7 +63,7 @@ def preprocess(
             resumed run keeps, and the bytes of all input.
 
     Returns:
-        Counts of everything read and written; a resumed run includes those of the run before.
+        Counts of everything read and written; a resumed run includes the counts of the run before.
 
     Raises:
         FormatError: a record is bad and `config.skip_bad` is False, or a file is damaged or changes during the run.

@@ -34,7 +34,7 @@ class Output:
     tokens: int
     """Tokens, and the numbers of images."""
     dropped: int
-    """Texts that become no document: those without tokens, or with `drop_record` those of records that are left out."""
+    """Texts that become no document: texts without tokens, or with `drop_record` all texts of the same record."""
     unknown: int | None = None
     """Unknown tokens, for text that the vocabulary does not cover; None if the tokenizer has none, records have images,
     or a shard of an earlier version does not tell."""

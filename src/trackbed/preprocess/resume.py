@@ -97,7 +97,7 @@ class SavedState:
 
 
 class UnfinishedFolder:
-    """Folder of saved work: saves that of a run, or restores that of an earlier run.
+    """Folder of saved work: saves the work of a run, or restores the work of an earlier run.
 
     Args:
         config: options of the run.

@@ -49,7 +49,7 @@ def without_tokens(documents: Documents) -> npt.NDArray[np.bool_]:
 
 
 def leave_out(keys: Sequence[Documents], records: npt.NDArray[np.bool_]) -> list[Documents]:
-    """Returns the documents of each key without those of the records that are marked.
+    """Returns the documents of each key, without the documents of the records that are marked.
 
     Args:
         keys: documents of each key, D each.
@@ -120,7 +120,7 @@ class KeyTokens:
     counts: npt.NDArray[np.int64]
     """`[D]` sequences in each document, at least 1."""
     dropped: int
-    """Number of texts that become no document: those without tokens, or those of the records that are left out."""
+    """Number of texts that become no document: texts without tokens, or all texts of records that are left out."""
     unknown: int | None = None
     """Number of unknown tokens; None if the tokenizer has none."""
     empty: int = 0

@@ -48,7 +48,7 @@ def check_documents(
 
 
 def _as_parts(given: Any, names: tuple[str, str], whole: tuple[int, str], where: str) -> npt.NDArray[np.int32]:
-    """Checks numbers that must add up to a whole. `names` are those of all numbers and of one."""
+    """Checks numbers that must add up to a whole. `names` are a noun for all numbers and one for each."""
     found = np.asarray(given)
     if found.ndim != 1 or (found.dtype.kind not in "iu" and found.size):
         raise ArgumentError(

@@ -93,7 +93,7 @@ class IndexedDataset:
     ) -> None:
         """Opens a pair, in the place of any other one. Called by the constructor, and by a copy in another process.
 
-        The arguments and errors are those of the class; `s3_config` is an older name of `object_storage_config`.
+        Arguments and errors as of the class; `s3_config` is an older name of `object_storage_config`.
         """
         object_storage_config = s3_config if object_storage_config is None else object_storage_config
         _check_options(path_prefix, object_storage_config, mmap=mmap)
@@ -171,7 +171,7 @@ class IndexedDataset:
         return source
 
     def note_use(self) -> None:
-        """Marks the files as most recently used; when too many are open, those of other pairs are released first."""
+        """Marks the files as most recently used; of too many open files, others are released first."""
         if self._storage is not None:
             MAPS.use(self)
         elif self.open_when_read:

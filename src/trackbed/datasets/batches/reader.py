@@ -112,7 +112,7 @@ class ReadsBatches(ABC):
         """Returns the samples at these positions, stacked.
 
         One kernel call cuts them from the mapped files, on several threads, without the GIL. Samples that need Python
-        are read one by one: those of a subclass that overrides `__getitem__` or
+        are read one by one: samples of a subclass that overrides `__getitem__` or
         `_query_document_sample_shuffle_indices`, of files that are not mapped, and of other low-level datasets.
 
         Args:

@@ -136,7 +136,7 @@ class IndexedOrder(ABC):
         """Builds the two arrays."""
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns the spec and a copy of the arrays, without those of the cache."""
+        """Returns the spec and a copy of the arrays that do not lie in the cache."""
         return {"spec": self.spec, "index": copy(self.index)}
 
     @property

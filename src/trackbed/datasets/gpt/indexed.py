@@ -84,7 +84,7 @@ class IndexedSamples:
         return VisitArrays(documents, rows, shuffle, self.index.arrays or {})
 
     def __getstate__(self) -> dict[str, Any]:
-        """The indices and a copy of their arrays, without those of the cache."""
+        """The indices and a copy of their arrays that do not lie in the cache."""
         return {"indices": self.indices, "index": copy(self.index)}
 
     @cached_property

@@ -143,7 +143,7 @@ class MaskedWordPieceDataset(CachedDataset):
         )
 
     def _request_index(self, sequence_length: int, min_sentences: int) -> None:
-        """Requests the index, or takes that of a subclass that builds its own."""
+        """Requests the index, or takes the index that a subclass builds."""
         if self.builds_its_indices():
             self.sample_index = np.ascontiguousarray(self._build_sample_index(sequence_length, min_sentences))
             return

@@ -117,7 +117,7 @@ class MegatronIdentity:
     """
 
     class_path: str
-    """Module and class, for instance that of `DefaultTokenizerText` in megatron-core 0.16.1."""
+    """Module and class, for instance of `DefaultTokenizerText` in megatron-core 0.16.1."""
     path: str | None = None
     """Path given to `MegatronTokenizer.from_pretrained`."""
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -224,6 +224,6 @@ class Adapter(MegatronTokenizer):
         return found
 
     def _check_own(self, ids: list[int], own: list[int], text: str) -> None:
-        """Checks that ids are those of a text, whose offsets are asked for."""
+        """Checks that ids are the tokens of a text, whose offsets are asked for."""
         if list(ids) != own:
             raise ArgumentError(f"{type(self).__name__}: offsets needs the ids of the text {text[:40]!r}, found others")

@@ -110,7 +110,7 @@ logger = logging.getLogger(__name__)
 def open_fastest_tokenizer(
     name: str, *, lower_case: bool = False, eod_token: str | None = None, special_tokens: bool = False
 ) -> AnyTokenizer:
-    """Opens a tokenizer with the fastest library that produces the same ids as that of `open_tokenizer`.
+    """Opens a tokenizer with the fastest library that produces the same ids as `open_tokenizer`'s.
 
     For files and folders of Hugging Face `tokenizers`, uses fastokens if it is installed, can read the file, and
     produces the same ids as `tokenizers` on texts of many kinds; this check takes a second. Otherwise logs a warning

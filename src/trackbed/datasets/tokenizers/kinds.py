@@ -44,7 +44,7 @@ def is_path(name: str) -> bool:
 
 
 def is_wordpiece(name: str) -> bool:
-    """True if the name of a tokenizer is that of a WordPiece vocabulary, which `lower_case` is for."""
+    """True if a tokenizer's name is of a WordPiece vocabulary, which `lower_case` is for."""
     return is_path(name) and name.endswith(_WORDPIECE) and not Path(name).is_dir()
 
 

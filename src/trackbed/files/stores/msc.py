@@ -1,4 +1,4 @@
-"""Requests by multi-storage-client, and the addresses that its configuration file gives for those of a profile.
+"""Requests by multi-storage-client, and the addresses that its configuration file gives for a profile's.
 
 Its reads carry no condition: `fetch` compares stamps before and after them.
 """

@@ -119,7 +119,7 @@ async def _body(answer: Any, start: int, stop: int) -> memoryview:
 
 
 def _key(address: Address) -> str:
-    """Returns the name that obstore wants. It quotes what a URL must not contain, so that of a URL is unquoted."""
+    """Returns the object's key. A key of an HTTP address is decoded, because obstore encodes it again."""
     key = unquote(address.key) if address.scheme in ("http", "https") else address.key
     if not key.strip("/"):
         raise ArgumentError(f"{address.text}: the address of an object must have a key, found none")

@@ -102,7 +102,7 @@ def fetch_heads(
 
     Args:
         addresses: `[N]` objects.
-        num_bytes: bytes of each, at least 1; those of a shorter object are all of its bytes.
+        num_bytes: bytes of each, at least 1; a shorter object is read whole.
         in_flight: requests at the same time, at least 1.
 
     Returns:

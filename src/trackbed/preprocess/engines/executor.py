@@ -13,7 +13,7 @@ from trackbed.preprocess.worker_pool import FinishedJob, JobResult, WorkerDiedEr
 
 
 class ExecutorEngine:
-    """Engine over an executor, such as those of Dask, MPI or a process pool.
+    """Engine over an executor, such as Dask's, an MPI pool or a process pool.
 
     Executors cannot address hosts, and do not say which task a worker died of. Python's own pool of processes takes no
     task after a worker has died: a function that creates executors lets the engine replace it.
@@ -88,7 +88,7 @@ class ExecutorEngine:
 
 
 def _failure(future: "Future[JobResult]") -> BaseException | None:
-    """Returns the exception of the executor; those of a task are in its result."""
+    """Returns the exception of the executor; an exception of a task is in the task's result."""
     try:
         return future.exception(timeout=0)
     except CancelledError as error:

@@ -185,12 +185,12 @@ class StoreShard:
             stores.delete_object(self._address(path))
         stores.put_file(self._address(get_bin_path), partials.bin)
         stores.put_file(self._address(get_idx_path), partials.idx)
-        # If False, the caller looks at the seal that is there: that of another worker, or our own after a lost answer.
+        # If False, the caller looks at the seal that is there: another worker's, or our own after a lost answer.
         if not stores.put_if_absent(self._address(get_seal_path), partials.seal.read_bytes()):
             self._check_files_of(read_seal(partials.seal))
 
     def _check_files_of(self, mine: Seal) -> None:
-        """Checks that the seal in the store is that of the files there, which this worker has just put.
+        """Checks that the seal in the store fits the files there, which this worker has just put.
 
         Workers of one run put the same bytes. One of another run may have put its seal meanwhile.
         """

@@ -100,5 +100,5 @@ class Totals:
 
 
 def _plus(total: int | None, found: Any) -> int | None:
-    """Returns the sum of a count over shards; None if one of them does not tell it, as those of earlier versions."""
+    """Returns the sum of a count over shards; None if one, as of an earlier version, does not tell it."""
     return None if total is None or found is None else total + int(found)
