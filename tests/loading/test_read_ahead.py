@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from trackbed.loading.prefetch import ReadAhead
+from trackbed.loading.read_ahead import ReadAhead
 
 
 class Makers:

@@ -73,16 +73,16 @@ def _local_path(prefix: str) -> str | None:
 
 def _ids_of_files(paths: Sequence[str]) -> list[Hashable]:
     """Returns identities by the `.bin` files, and the beginnings and ends of the `.idx` files, which may be copies."""
-    found: list[Hashable] = []
+    ids: list[Hashable] = []
     for path, ends in zip(paths, read_index_ends([get_idx_path(one) for one in paths]), strict=True):
         try:
             status = os.stat(get_bin_path(path))  # noqa: PTH116  the device, which stamps lack
         except OSError:
-            found.append(path)
+            ids.append(path)
             continue
         index = str(ends) if isinstance(ends, OSError) else (ends.stamp[1], bytes(ends.ends))
-        found.append((status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, index))
-    return found
+        ids.append((status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, index))
+    return ids
 
 
 def refuse_repeats(pairs: Iterable[NamedPair], problems: Problems) -> None:
@@ -94,22 +94,22 @@ def refuse_repeats(pairs: Iterable[NamedPair], problems: Problems) -> None:
     """
     earlier: defaultdict[Hashable, list[NamedPair]] = defaultdict(list)
     repeats = []
-    for one in pairs:
-        first = next((other for other in earlier[one.pair] if _share_a_split(one.entry, other.entry)), None)
-        if first is not None and not one.entry.repeated:
-            repeats.append((one, first))
-        earlier[one.pair].append(one)
+    for pair in pairs:
+        first = next((other for other in earlier[pair.pair] if _share_a_split(pair.entry, other.entry)), None)
+        if first is not None and not pair.entry.repeated:
+            repeats.append((pair, first))
+        earlier[pair.pair].append(pair)
     for _, some in groupby(repeats, key=lambda found: (found[0].entry.where, found[1].entry.where)):
-        (one, first), *others = some
+        (pair, first), *others = some
         more = f", and {len(others)} more pairs of it" if len(others) > 1 else ", and one more" if others else ""
-        is_within = one.entry is first.entry
+        is_within = pair.entry is first.entry
         place = (
             "this dataset" if is_within else problems.place_of((*first.entry.where, first.entry.kind), first.entry.name)
         )
         problems.add(
-            (*one.entry.where, one.entry.kind),
-            f"must name each pair of a split once, found {one.prefix}, which is {_shown(first, one)} of {place}{more}; "
-            "`repeated = true` in its [[dataset]] says that it is meant",
+            (*pair.entry.where, pair.entry.kind),
+            f"must name each pair of a split once, found {pair.prefix}, which is {_shown(first, pair)} of "
+            f"{place}{more}; `repeated = true` in its [[dataset]] says that it is meant",
         )
 
 
@@ -196,15 +196,15 @@ def find_members(
         problems: receives missing and damaged datasets.
         storage: options for pairs in object stores; needed if there are any.
     """
-    found = [(entry, prefix, pairs) for entry in entries for prefix, pairs in _pairs_of(entry, problems)]
-    repeated = _find_repeats(found, problems)
-    stored = [pair for _, _, pairs in found for pair in pairs if is_address(pair)]
+    datasets = [(entry, prefix, pairs) for entry in entries for prefix, pairs in _pairs_of(entry, problems)]
+    repeated = _find_repeats(datasets, problems)
+    stored = [pair for _, _, pairs in datasets for pair in pairs if is_address(pair)]
     opener = _Opener(storage, read_headers(stored, idx_cache=storage.path_to_idx_cache) if storage else {})
     measured = call_all(
-        [partial(_try_measure, opener, *dataset, bounds=bounds) for dataset in found],
+        [partial(_try_measure, opener, *dataset, bounds=bounds) for dataset in datasets],
         num_threads=_THREADS if storage is None else _THREADS_FOR_STORES,
     )
-    for (entry, _, _), one in zip(found, measured, strict=True):
+    for (entry, _, _), one in zip(datasets, measured, strict=True):
         if isinstance(one, Exception):
             problems.add((*entry.where, entry.kind), f"names {reason_of(one)}")
     members = [
@@ -216,14 +216,14 @@ def find_members(
 
 
 def _find_repeats(
-    found: Sequence[tuple[DatasetEntry, str, tuple[str, ...]]], problems: Problems
+    datasets: Sequence[tuple[DatasetEntry, str, tuple[str, ...]]], problems: Problems
 ) -> list[dict[Hashable, int]]:
     """Refuses repeated pairs where nothing says that they are meant; see `count_repeated`."""
-    names = [(entry, pair) for entry, _, pairs in found for pair in pairs]
+    names = [(entry, pair) for entry, _, pairs in datasets for pair in pairs]
     ids = pair_ids([pair for _, pair in names])
     refuse_repeats([NamedPair(entry, pair, one) for (entry, pair), one in zip(names, ids, strict=True)], problems)
     left = iter(ids)
-    return count_repeated([list(islice(left, len(pairs))) for _, _, pairs in found])
+    return count_repeated([list(islice(left, len(pairs))) for _, _, pairs in datasets])
 
 
 def _pairs_of(entry: DatasetEntry, problems: Problems) -> list[tuple[str, tuple[str, ...]]]:

@@ -123,27 +123,30 @@ def plan_weights(
     >>> plan_weights([web, code], size=400, sequence_length=8)
     ([200.0, 200.0], 400)
     """
-    measures = {one.measure for one in requests}
+    measures = {request.measure for request in requests}
     if measures == {None}:
         return None, size
     if "epochs" not in measures:
-        return _checked([_plain_weight(one) for one in requests]), size
-    samples = [one.amount * one.split_tokens / sequence_length if one.measure == "epochs" else 0.0 for one in requests]
+        return _checked([_plain_weight(request) for request in requests]), size
+    samples = [
+        request.amount * request.split_tokens / sequence_length if request.measure == "epochs" else 0.0
+        for request in requests
+    ]
     if not sum(samples) < MOST_SAMPLES:
         raise PlanError(f"datasets must give fewer than 2**62 samples by their epochs, found {_whole(sum(samples))}")
     if measures == {"epochs"}:
         return _checked(samples), int(sum(samples)) if size is None else size
-    left = (size or 0) - sum(samples)
-    if left <= 0:
+    remainder = (size or 0) - sum(samples)
+    if remainder <= 0:
         needed = samples_for(int(sum(samples) * sequence_length), sequence_length)
         raise PlanError(
             f"datasets with epochs must leave samples to the others, found that they need {needed:,} "
             f"of {size or 0:,}: short by {needed - (size or 0) + 1:,}"
         )
-    others = [0.0 if one.measure == "epochs" else _plain_weight(one) for one in requests]
+    others = [0.0 if request.measure == "epochs" else _plain_weight(request) for request in requests]
     _checked(others)
     total = sum(others)
-    return [mine + other * left / total for mine, other in zip(samples, others, strict=True)], size
+    return [mine + other * remainder / total for mine, other in zip(samples, others, strict=True)], size
 
 
 def _plain_weight(one: DatasetRequest) -> float:

@@ -395,7 +395,7 @@ class BlendedMegatronDatasetBuilder(Generic[_Dataset]):
 
 def _make_marks(start: Start) -> list[FlushMark]:
     """Makes the files that will state that the indices which this rank has built are on the disk."""
-    found = ((one.entry.own, one.found) for one in start.requested)
+    found = ((one.entry.own_folder, one.found) for one in start.requested)
     return make_marks((own, made.stamps) for own, made in found if made is not None and made.is_built)
 
 

@@ -14,7 +14,7 @@ from trackbed.cache.inventory import (
     take_inventory,
 )
 from trackbed.cache.lazy_arrays import LazyArrays, damage
-from trackbed.cache.lookup import Found, State, await_visible, look_up
+from trackbed.cache.lookup import LookupResult, State, await_visible, look_up
 from trackbed.cache.notes import FlushMark, await_flush, flush_and_mark, flush_later, make_marks, note_use
 
 __all__ = [
@@ -25,10 +25,10 @@ __all__ = [
     "Described",
     "Entry",
     "FlushMark",
-    "Found",
     "Inventory",
     "Kind",
     "LazyArrays",
+    "LookupResult",
     "Removal",
     "Request",
     "State",

@@ -79,27 +79,27 @@ class Entry(NamedTuple):
         return self.known_fingerprint or fingerprint(self.decisions)
 
     @property
-    def own(self) -> str:
+    def own_folder(self) -> str:
         """The folder that is Trackbed's."""
         return f"{self.directory}/.trackbed"
 
     @property
-    def shared(self) -> "Place":
-        """The place where Megatron Core looks for it."""
-        return Place(f"{self.directory}", self.stem, f"{self.directory}/.trackbed/{self.stem}.json")
+    def shared(self) -> "EntryLocation":
+        """The location where Megatron Core looks for it."""
+        return EntryLocation(f"{self.directory}", self.stem, f"{self.directory}/.trackbed/{self.stem}.json")
 
-    def place(self, *, is_aside: bool) -> "Place":
-        """Returns one of its two places."""
+    def location(self, *, is_aside: bool) -> "EntryLocation":
+        """Returns one of its two locations."""
         return self.aside if is_aside else self.shared
 
     @property
-    def aside(self) -> "Place":
-        """Its place if the shared one holds another entry."""
+    def aside(self) -> "EntryLocation":
+        """Its location if the shared one holds another entry."""
         folder = f"{self.directory}/.trackbed/{self.fingerprint}"
-        return Place(folder, self.stem, f"{folder}/manifest.json")
+        return EntryLocation(folder, self.stem, f"{folder}/manifest.json")
 
 
-class Place(NamedTuple):
+class EntryLocation(NamedTuple):
     """Folder and names of the files of an entry, as text: thousands of entries are looked up."""
 
     directory: str

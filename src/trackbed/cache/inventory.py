@@ -44,7 +44,7 @@ class Condition(Enum):
     """Its manifest is of another version, so its state is not known."""
 
 
-class StoredFile(NamedTuple):
+class CacheFile(NamedTuple):
     """A file of an entry."""
 
     path: str
@@ -65,11 +65,11 @@ class StoredEntry:
     """Empty where no manifest of this version says."""
     is_aside: bool
     """True if it lies under its fingerprint, and not under Megatron Core's name."""
-    manifest: StoredFile | None
+    manifest: CacheFile | None
     """None where Megatron Core wrote it."""
     record: Manifest | None
     """Content of the manifest, if it is of this version."""
-    files: tuple[StoredFile, ...]
+    files: tuple[CacheFile, ...]
     """Without the manifest, the description first."""
     last_used: float
     """Seconds since 1970: when it was written, or the latest note of its use."""
@@ -123,22 +123,22 @@ def take_inventory(folder: str) -> Inventory:
     Raises:
         OSError: the folder cannot be read.
     """
-    own = f"{folder}/.trackbed"
-    uses = tuple(find_uses(own))
+    own_folder = f"{folder}/.trackbed"
+    uses = tuple(find_uses(own_folder))
     latest = last_uses(uses)
-    own_names = os.listdir(own) if os.path.isdir(own) else []
-    manifests = {name.removesuffix(".json"): f"{own}/{name}" for name in own_names if name.endswith(".json")}
+    own_names = os.listdir(own_folder) if os.path.isdir(own_folder) else []
+    manifests = {name.removesuffix(".json"): f"{own_folder}/{name}" for name in own_names if name.endswith(".json")}
     entries = _entries_in(folder, manifests, latest)
     for name in own_names:
-        if _FINGERPRINT.fullmatch(name) and os.path.isdir(f"{own}/{name}"):
-            entries += _entries_aside(f"{own}/{name}", latest)
-    partial = f"{own}/partial"
+        if _FINGERPRINT.fullmatch(name) and os.path.isdir(f"{own_folder}/{name}"):
+            entries += _entries_aside(f"{own_folder}/{name}", latest)
+    partial = f"{own_folder}/partial"
     partials = find_partials(Path(partial)) if os.path.isdir(partial) else []
     return Inventory(
         tuple(sorted(entries, key=lambda entry: entry.path)),
         tuple(partials),
         uses,
-        tuple(find_note_files(own)),
+        tuple(find_note_files(own_folder)),
     )
 
 
@@ -164,15 +164,15 @@ def _entries_aside(folder: str, latest: Mapping[str, float]) -> list[StoredEntry
     return [_describe(folder, stem, files, manifest, latest, is_aside=True) for stem, files in by_stem.items()]
 
 
-def _files_by_stem(folder: str) -> dict[str, list[StoredFile]]:
-    by_stem: defaultdict[str, list[StoredFile]] = defaultdict(list)
+def _files_by_stem(folder: str) -> dict[str, list[CacheFile]]:
+    by_stem: defaultdict[str, list[CacheFile]] = defaultdict(list)
     for name in sorted(os.listdir(folder)):
         if (match := _FILE.fullmatch(name)) and (file := _stored(f"{folder}/{name}")):
             by_stem[match["stem"]].append(file)
     return dict(by_stem)
 
 
-def _stored(path: str) -> StoredFile | None:
+def _stored(path: str) -> CacheFile | None:
     """Returns the file at `path`; None if it was removed meanwhile."""
     try:
         status = os.stat(path)
@@ -180,13 +180,13 @@ def _stored(path: str) -> StoredFile | None:
         return None
     except OSError:  # a link to itself: reading it says so
         status = os.lstat(path)
-    return StoredFile(path, Stamp.of(status))
+    return CacheFile(path, Stamp.of(status))
 
 
 def _describe(
     folder: str,
     stem: str,
-    files: Iterable[StoredFile],
+    files: Iterable[CacheFile],
     manifest_path: str | None,
     latest: Mapping[str, float],
     *,
@@ -220,7 +220,7 @@ def _describe(
     )
 
 
-def _read(manifest: StoredFile | None) -> tuple[Manifest | None, list[str]]:
+def _read(manifest: CacheFile | None) -> tuple[Manifest | None, list[str]]:
     """Returns the content of a manifest, or what is wrong with it; neither if there is none."""
     try:
         return (None if manifest is None else read_manifest(manifest.path)), []
@@ -230,7 +230,7 @@ def _read(manifest: StoredFile | None) -> tuple[Manifest | None, list[str]]:
         return None, [f"{error.filename}: {error.strerror}"]
 
 
-def _judge_by_headers(path: str, files: Iterable[StoredFile]) -> list[str]:
+def _judge_by_headers(path: str, files: Iterable[CacheFile]) -> list[str]:
     """Returns what is wrong with an entry that has no manifest."""
     paths = {file.path.removeprefix(f"{path}-").removesuffix(".npy"): file.path for file in files}
     problems = []
@@ -320,16 +320,16 @@ def _compare_headers(entry: StoredEntry) -> Iterator[str]:
     """Compares the headers of a whole entry's arrays with its manifest."""
     if entry.record is None or entry.condition is not Condition.whole:
         return
-    for name, wanted in entry.record.arrays.items():
+    for name, spec in entry.record.arrays.items():
         path = f"{entry.path}-{name}.npy"
         try:
             header = read_npy_header(read_npy_start(path), path=path)
         except (FormatError, OSError) as error:
             yield str(error) if isinstance(error, FormatError) else f"{path}: {error.strerror}"
             continue
-        if (header.dtype, header.shape) != (wanted.dtype, wanted.shape):
+        if (header.dtype, header.shape) != (spec.dtype, spec.shape):
             found = f"{header.dtype} of shape {header.shape}"
-            yield f"{path}: must hold {wanted.dtype} of shape {wanted.shape}, found {found}"
+            yield f"{path}: must hold {spec.dtype} of shape {spec.shape}, found {found}"
 
 
 def _chunks(inventory: Inventory) -> Iterator[Chunk]:

@@ -69,18 +69,21 @@ def find_note_files(own: str) -> list[NoteFile]:
     return found
 
 
-def read_notes(own: str) -> Notes:
-    """Returns the notes in the folder `own`, which is Trackbed's; reads them again if one was added or removed."""
-    folder = f"{own}/notes"
+def read_notes(own_folder: str) -> Notes:
+    """Returns the notes in Trackbed's folder `own_folder`; reads them again if one was added or removed."""
+    folder = f"{own_folder}/notes"
     try:
         stamp = stamp_of(folder)
     except OSError:  # it cannot be reached: what it states is checked again
         return _NO_NOTES
     if stamp is None:
         return _NO_NOTES
-    known = _READ.get(own)
+    known = _READ.get(own_folder)
     if known is None or known[0] != stamp:
-        known = _READ[own] = stamp, frozenset(line for _, text in texts_in(folder) for line in text.splitlines())
+        known = _READ[own_folder] = (
+            stamp,
+            frozenset(line for _, text in texts_in(folder) for line in text.splitlines()),
+        )
     return known[1]
 
 
@@ -104,7 +107,7 @@ def write_notes(own: str, lines: Iterable[str]) -> None:
 class FlushMark(NamedTuple):
     """A file of notes that is empty until entries are on the disk."""
 
-    own: str
+    own_folder: str
     """Folder of the entries, which is Trackbed's."""
     path: str
     """The file; empty if none could be made."""
@@ -130,7 +133,7 @@ def make_marks(entries: Iterable[tuple[str, npt.NDArray[np.int64]]]) -> list[Flu
 
 def flush_and_mark(marks: Iterable[FlushMark]) -> None:
     """Flushes entries in the background, and then marks them; makes, renames and removes no name."""
-    _FLUSH.add((mark.own, mark) for mark in marks)
+    _FLUSH.add((mark.own_folder, mark) for mark in marks)
 
 
 def flush_later(entries: Iterable[tuple[str, npt.NDArray[np.int64]]]) -> None:
@@ -142,15 +145,15 @@ def _text_of(lines: Iterable[str]) -> bytes:
     return "".join(f"{line}\n" for line in sorted(set(lines))).encode()
 
 
-def _make_file(own: str, text: bytes) -> str:
+def _make_file(own_folder: str, text: bytes) -> str:
     """Makes the file for notes with this text, which names it. Returns its path; an empty one if it cannot be made."""
-    path = f"{own}/notes/{hashlib.sha256(text).hexdigest()[:32]}.txt"
+    path = f"{own_folder}/notes/{hashlib.sha256(text).hexdigest()[:32]}.txt"
     try:
-        Path(own, "notes").mkdir(exist_ok=True)
+        Path(own_folder, "notes").mkdir(exist_ok=True)
         # Opening a pipe of that name would otherwise wait for a reader.
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o666))
     except OSError as error:  # a cache that can only be read is served, too
-        logger.debug("%s: no note was left: %s", own, error)
+        logger.debug("%s: no note was left: %s", own_folder, error)
         return ""
     return path
 
@@ -165,7 +168,7 @@ def _write(mark: FlushMark) -> None:
             file.truncate()
         os.utime(os.path.dirname(mark.path))
     except OSError as error:
-        logger.debug("%s: no note was left: %s", mark.own, error)
+        logger.debug("%s: no note was left: %s", mark.own_folder, error)
 
 
 def _write_all(_own: str, marks: Iterable[FlushMark]) -> None:
@@ -199,7 +202,7 @@ def note_use(entries: Iterable[Entry]) -> None:
     """
     by_folder: defaultdict[str, set[str]] = defaultdict(set)
     for entry in entries:
-        by_folder[entry.own].add(entry.stem if entry.megatron else entry.fingerprint)
+        by_folder[entry.own_folder].add(entry.stem if entry.megatron else entry.fingerprint)
     for own, names in by_folder.items():
         try:
             _note(own, "".join(f"{name}\n" for name in sorted(names)).encode())
@@ -207,16 +210,17 @@ def note_use(entries: Iterable[Entry]) -> None:
             logger.debug("%s: no note of its use: %s", own, error)
 
 
-def _note(own: str, listing: bytes) -> None:
+def _note(own_folder: str, listing: bytes) -> None:
     name = f"{hashlib.sha256(listing).hexdigest()[:32]}.txt"
-    path = f"{own}/uses/{name}"
+    path = f"{own_folder}/uses/{name}"
     with contextlib.suppress(FileNotFoundError):
         if time.time() - os.stat(path).st_mtime > DAY_SECONDS:
             os.utime(path)
         return
-    for folder in (f"{own}/uses", f"{own}/partial"):  # but not `own`: it is absent if only Megatron Core wrote here
+    # Not `own_folder` itself, which is absent if only Megatron Core has written here.
+    for folder in (f"{own_folder}/uses", f"{own_folder}/partial"):
         Path(folder).mkdir(exist_ok=True)
-    partial = f"{own}/partial/{partial_name(name)}"
+    partial = f"{own_folder}/partial/{partial_name(name)}"
     try:
         write_new(partial, listing)
         publish(partial, path)

@@ -138,15 +138,15 @@ def _dataset_table(split: "SplitPlan", selection: RowSelection) -> Table:
 
 def _cells(name: str, datasets: "Sequence[DatasetPlan]", split: "SplitPlan") -> list[str]:
     """Returns the row of one dataset, or of several combined."""
-    tokens, drawn = sum(one.tokens for one in datasets), sum(one.tokens_drawn for one in datasets)
+    tokens, drawn = sum(dataset.tokens for dataset in datasets), sum(dataset.tokens_drawn for dataset in datasets)
     epochs = datasets[0].epochs if len(datasets) == 1 else drawn / max(tokens, 1)
     return [
         name,
-        f"{sum(one.pairs for one in datasets):,}",
-        compact(sum(one.documents for one in datasets)),
+        f"{sum(dataset.pairs for dataset in datasets):,}",
+        compact(sum(dataset.documents for dataset in datasets)),
         compact(tokens),
-        f"{sum(one.weight for one in datasets):.2%}",
-        compact(sum(one.samples for one in datasets)),
+        f"{sum(dataset.weight for dataset in datasets):.2%}",
+        compact(sum(dataset.samples for dataset in datasets)),
         compact(drawn),
         f"{epochs:.2f}" if epochs < 100 or not split.samples else f"{epochs:,.0f}",
     ]
@@ -154,15 +154,15 @@ def _cells(name: str, datasets: "Sequence[DatasetPlan]", split: "SplitPlan") -> 
 
 def _stage_table(split: "SplitPlan", selection: RowSelection, stages: Sequence[int]) -> Table:
     """Returns the table of the share of each row in each stage."""
-    found = [split.stages[stage] for stage in stages]
+    shown = [split.stages[stage] for stage in stages]
     tokens_a_sample = split.tokens // max(split.samples, 1)
-    heads = [f"from {compact(stage.first_sample * tokens_a_sample)}" for stage in found]
+    heads = [f"from {compact(stage.first_sample * tokens_a_sample)}" for stage in shown]
     table = _table("share by stage, from token", heads)
     rest = [Row(number_of(len(selection.rest), "other"), selection.rest_numbers)] if selection.rest else []
     for row in (*selection.shown, *rest):
         names = {split.datasets[number].name for number in row.numbers}
         shares = []
-        for stage in found:
+        for stage in shown:
             drawn, total = sum(stage.samples[number] for number in row.numbers), sum(stage.samples)
             ended = " ended" if names <= set(stage.ended) else ""
             shares.append((f"{drawn / total:.2%}" if total else "-") + ended)

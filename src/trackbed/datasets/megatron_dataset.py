@@ -136,7 +136,7 @@ class MegatronDataset(ABC, _Dataset):
         self._identity = (type(self).__name__, dataset_path, num_samples, index_split.name)
         names = self._key_config_attributes()
         values = [getattr(config, name) for name in names]
-        self._options = shared("options", lambda: _Options(names, values), *names, *values)
+        self._options = shared("options", lambda: _IdentityOptions(names, values), *names, *values)
         self._pad_token_id = shared(
             "padding",
             lambda: padding_id(config.tokenizer, allow_ambiguous=bool(config.allow_ambiguous_pad_tokens)),
@@ -215,7 +215,7 @@ class MegatronDataset(ABC, _Dataset):
         """Returns one sample."""
 
 
-class _Options:
+class _IdentityOptions:
     """Configuration fields that belong to a dataset's identity, with their values as of construction.
 
     Args:

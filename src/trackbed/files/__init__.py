@@ -24,7 +24,7 @@ from trackbed.files.many import (
     read_parts,
     read_stamps,
 )
-from trackbed.files.mapping import drop_pages, map_readonly, mapped_files, read_ahead
+from trackbed.files.memory_map import drop_pages, map_readonly, mapped_files, read_ahead
 from trackbed.files.publish import (
     PartialFile,
     Writer,

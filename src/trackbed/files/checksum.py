@@ -135,14 +135,14 @@ def compare_chunks(chunks: Iterable[Chunk]) -> Iterator[tuple[Chunk, str]]:
 
 def _compare(chunk: Chunk) -> str:
     try:
-        found = _crc32(chunk)
+        crc = _crc32(chunk)
     except FormatError as error:
         return str(error)
     except OSError as error:
         return f"{chunk.path}: {error.strerror}"
-    if found == chunk.crc32:
+    if crc == chunk.crc32:
         return ""
-    return f"{chunk.path}: must have the CRC-32 {chunk.crc32} in chunk {chunk.number}, found {found}"
+    return f"{chunk.path}: must have the CRC-32 {chunk.crc32} in chunk {chunk.number}, found {crc}"
 
 
 def _crc32(chunk: Chunk) -> str:

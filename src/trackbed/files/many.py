@@ -117,17 +117,17 @@ def commit_file_sets(sets: Sequence[FileSet], *, may_be_unnamed: bool = True) ->
     Raises:
         ArgumentError: a path is empty or has a zero byte.
     """
-    files = [file for one in sets for file in one.files]
+    files = [file for file_set in sets for file in file_set.files]
     errors = np.empty(len(sets), dtype=np.int32)
     stamps = np.full((len(files), 3), -1, dtype=np.int64)
-    counts = np.array([len(one.files) for one in sets], dtype=np.int64)
+    counts = np.array([len(file_set.files) for file_set in sets], dtype=np.int64)
     _native.commit_file_sets(
         join_names([file.path for file in files]),
         join_names([file.partial for file in files]),
         np.array([-1 if file.parts is None else len(file.parts) for file in files], dtype=np.int64),
         [part for file in files for part in file.parts or ()],
         counts,
-        np.array([one.claim for one in sets], dtype=np.uint8),
+        np.array([file_set.claim for file_set in sets], dtype=np.uint8),
         may_be_unnamed,
         stamps.reshape(-1),
         errors,
@@ -188,13 +188,13 @@ def read_index_ends(paths: Sequence[str], *, num_threads: int = 1) -> list[RawIn
     content = np.empty((len(paths), _native.INDEX_ENDS_BYTES), dtype=np.uint8)
     words = np.empty((len(paths), _native.INDEX_ENDS_WORDS), dtype=np.int64)
     _native.read_index_ends(joined, content.reshape(-1), words.reshape(-1), max(num_threads, 1), current_poll(None))
-    found: list[RawIndexEnds | OSError] = []
+    results: list[RawIndexEnds | OSError] = []
     for path, raw, (error, inode, size, modified, changed, head, tail, *numbers) in zip(
         paths, content, words.tolist(), strict=True
     ):
         if error:
-            found.append(OSError(error, os.strerror(error), path))
+            results.append(OSError(error, os.strerror(error), path))
         else:
             stamp, ends = (inode, size, modified), raw[: head + tail].data
-            found.append(RawIndexEnds(stamp, changed, raw[:head].data, ends, *numbers))
-    return found
+            results.append(RawIndexEnds(stamp, changed, raw[:head].data, ends, *numbers))
+    return results

@@ -184,7 +184,7 @@ def find_partials(directory: Path, *, final_name: str = "") -> list[PartialFile]
     Raises:
         OSError: the folder cannot be read.
     """
-    found = []
+    partials = []
     for name in sorted(os.listdir(directory)):
         writer = _WRITER.search(name)
         if writer is None:
@@ -200,8 +200,8 @@ def find_partials(directory: Path, *, final_name: str = "") -> list[PartialFile]
             # the files of a killed job would stay as long as that process lives.
             is_alive = _start_of(int(writer["pid"])) == int(writer["start"])
             state = Writer.living if is_alive else Writer.dead
-        found.append(PartialFile(f"{directory}/{name}", begin, state))
-    return found
+        partials.append(PartialFile(f"{directory}/{name}", begin, state))
+    return partials
 
 
 @lru_cache(maxsize=1)

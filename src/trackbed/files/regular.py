@@ -106,14 +106,14 @@ def remove_unless_changed(path: str | Path, wanted: Stamp | None) -> bool:
     return False
 
 
-def check_stamp(path: str | Path, wanted: Stamp | None) -> None:
-    """Checks that the file at `path` still has the stamp `wanted`.
+def check_stamp(path: str | Path, expected: Stamp | None) -> None:
+    """Checks that the file at `path` still has the stamp `expected`.
 
     Raises:
         FormatError: another file has replaced it, or it is gone.
     """
     found = stamp_of(path)
-    if found != wanted:
+    if found != expected:
         what = "nothing" if found is None else "another one in its place"
         raise FormatError(
             f"{path}: the file must be the one that was opened, found {what}; start again with the files as they are"

@@ -105,7 +105,7 @@ def check_data(state: Mapping[str, Any], data: DataChecksum) -> None:
             "a position with a fingerprint must have a data_checksum, found none, as development versions saved it; to "
             f"read on from there, give a new loader consumed_samples={state.get('consumed_samples')!r}"
         )
-    elif saved == (found := data.confirm(state)):
+    elif saved == (checksum := data.confirm(state)):
         if None not in (state.get("data_stamps"), data.stamps) and state["data_stamps"] != data.stamps:
             logger.warning(
                 "resuming over objects that were written anew since the position was saved: their documents have the "
@@ -113,7 +113,7 @@ def check_data(state: Mapping[str, Any], data: DataChecksum) -> None:
             )
     else:
         raise ArgumentError(
-            f"a run can resume only with unchanged data: data_checksum was {saved!r}, found {found!r}; "
+            f"a run can resume only with unchanged data: data_checksum was {saved!r}, found {checksum!r}; "
             "the files were rewritten with other documents or in another order"
         )
 

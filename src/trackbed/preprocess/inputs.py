@@ -142,12 +142,12 @@ def find_inputs(paths: Iterable[Path | str], *, input_format: InputFormat | None
         input_format: format of every file; None to take it from each file's suffix.
     """
     walk = FolderWalk()
-    found: list[InputFile] = []
+    files: list[InputFile] = []
     skipped: list[LeftOut] = []
     seen: set[Hashable] = set()
     for name in paths:
         given, is_folder = _inputs_at(name, input_format, walk)
-        first = len(found)
+        first = len(files)
         skipped += given.skipped
         for file in given.files:
             identity = _identity_of(file)
@@ -155,14 +155,14 @@ def find_inputs(paths: Iterable[Path | str], *, input_format: InputFormat | None
                 skipped.append(LeftOut(file.name, Reason.GIVEN_TWICE))
             else:
                 seen.add(identity)
-                found.append(file)
+                files.append(file)
         if is_folder:
-            _tell_if_mixed(str(name), found[first:])
-    if not found:
+            _tell_if_mixed(str(name), files[first:])
+    if not files:
         loops = any(one.reason is Reason.GIVEN_TWICE for one in skipped)
         what = "links to the folders that hold them" if loops else "the work of unfinished runs"
         raise ArgumentError(f"inputs must name at least one file to read, found only {what}")
-    return Inputs(tuple(found), tuple(skipped))
+    return Inputs(tuple(files), tuple(skipped))
 
 
 def _inputs_at(name: Path | str, input_format: InputFormat | None, walk: FolderWalk) -> tuple[Inputs, bool]:
@@ -180,34 +180,36 @@ def _inputs_at(name: Path | str, input_format: InputFormat | None, walk: FolderW
 
 def _files_below(folder: Path, input_format: InputFormat | None, walk: FolderWalk) -> Inputs:
     files, skipped = walk.files_below(folder)
-    wanted = []
+    paths = []
     for path in files:
         if is_own_file(path):
             skipped.append(LeftOut(str(path), Reason.WRITTEN_BY_TRACKBED))
         elif input_format is None and not _is_readable(*_kind(path.name)):
             skipped.append(LeftOut(str(path), Reason.UNKNOWN_SUFFIX))
         else:
-            wanted.append(path)
-    if not wanted and not any(one.reason is Reason.GIVEN_TWICE for one in skipped):
+            paths.append(path)
+    if not paths and not any(one.reason is Reason.GIVEN_TWICE for one in skipped):
         kinds = f"files that end in {', '.join(_FORMATS_BY_SUFFIX)}" if input_format is None else "files to read"
         raise ArgumentError(f"{folder}: a folder must have {kinds}, found {_listed(skipped)}")
-    return Inputs(tuple(_describe(path, input_format) for path in wanted), tuple(skipped))
+    return Inputs(tuple(_describe(path, input_format) for path in paths), tuple(skipped))
 
 
-def _objects_at(text: str, wanted: InputFormat | None, walk: FolderWalk) -> tuple[Inputs, bool]:
+def _objects_at(text: str, asked_format: InputFormat | None, walk: FolderWalk) -> tuple[Inputs, bool]:
     """Returns the inputs at an address; the flag is True for a folder of objects."""
     listed = find_objects(text, walk)
     addresses, skipped = [], list(listed.left_out)
-    for one in listed.addresses:
-        if listed.is_folder and wanted is None and not _is_readable(*_kind(Path(one.key).name)):
-            skipped.append(LeftOut(one.text, Reason.UNKNOWN_SUFFIX))
+    for listed_address in listed.addresses:
+        if listed.is_folder and asked_format is None and not _is_readable(*_kind(Path(listed_address.key).name)):
+            skipped.append(LeftOut(listed_address.text, Reason.UNKNOWN_SUFFIX))
         else:
-            addresses.append(one)
-    if not addresses and not any(one.reason is Reason.GIVEN_TWICE for one in skipped):
+            addresses.append(listed_address)
+    if not addresses and not any(left_out.reason is Reason.GIVEN_TWICE for left_out in skipped):
         raise ArgumentError(f"{text}: a folder must have files to read, found {_listed(skipped)}")
-    described = [(address, *_format_of(address.text, Path(address.key).name, wanted)) for address in addresses]
+    described = [(address, *_format_of(address.text, Path(address.key).name, asked_format)) for address in addresses]
     stamps = list(stamps_of(addresses))
-    small = [one for one in zip(addresses, stamps, strict=True) if _may_be_pointer(one[1].size_bytes)]
+    small = [
+        (address, stamp) for address, stamp in zip(addresses, stamps, strict=True) if _may_be_pointer(stamp.size_bytes)
+    ]
     for (address, _), content in zip(small, contents_of(small), strict=True):
         refuse_pointer(address.text, content)
     files = tuple(
@@ -217,7 +219,7 @@ def _objects_at(text: str, wanted: InputFormat | None, walk: FolderWalk) -> tupl
     return Inputs(files, tuple(skipped)), listed.is_folder
 
 
-def _describe(path: Path, wanted: InputFormat | None) -> InputFile:
+def _describe(path: Path, asked_format: InputFormat | None) -> InputFile:
     if not path.is_file():
         if path.is_symlink() and not path.exists():
             raise dead_link(path)
@@ -225,7 +227,7 @@ def _describe(path: Path, wanted: InputFormat | None) -> InputFile:
         raise ArgumentError(f"{path}: an input must be a file or a folder, found {state}{lost_address_hint(path)}")
     if is_own_file(path):
         raise ArgumentError(f"{path}: an input must hold texts, found a file of a tokenised pair")
-    input_format, compression = _format_of(str(path), path.name, wanted)
+    input_format, compression = _format_of(str(path), path.name, asked_format)
     status = path.stat()
     if _may_be_pointer(status.st_size):
         refuse_pointer(str(path), path.read_bytes())
@@ -339,7 +341,7 @@ class InputSegment:
 
 
 @dataclass(frozen=True, slots=True)
-class Block(InputSegment):
+class TextBlock(InputSegment):
     """Whole lines of a compressed file, or all of its text. `[start, stop)` are the compressed bytes that it covers."""
 
     text: bytes

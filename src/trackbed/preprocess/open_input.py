@@ -13,7 +13,7 @@ from trackbed.datasets.extras import require
 from trackbed.errors import FormatError
 from trackbed.files import stores
 from trackbed.files.stores import Address, ObjectRange, ObjectStamp
-from trackbed.preprocess.inputs import Block, Compression, InputFile, LongRecord
+from trackbed.preprocess.inputs import Compression, InputFile, LongRecord, TextBlock
 from trackbed.preprocess.known_data import GZIP, HEAD_BYTES, ZSTANDARD, begins_as, kind_of
 
 _OBJECT_CHUNK_BYTES: Final = 16 << 20
@@ -119,7 +119,7 @@ _DICTIONARY: Final = "Dictionary mismatch"
 _CHECKSUM: Final = ("CRC check failed", "Incorrect length of data", "doesn't match checksum")
 
 
-def read_blocks(file: InputFile, block_bytes: int, *, max_line_bytes: int) -> Iterator[Block | LongRecord]:
+def read_blocks(file: InputFile, block_bytes: int, *, max_line_bytes: int) -> Iterator[TextBlock | LongRecord]:
     """Yields the text of a compressed file in blocks of whole lines, and a `LongRecord` for each line that is too long.
 
     At most `max_line_bytes` of a long line are held in memory.
@@ -135,14 +135,14 @@ def read_blocks(file: InputFile, block_bytes: int, *, max_line_bytes: int) -> It
         for data in _decompressed(file, raw):
             for text in lines.split(data, block_bytes):
                 stop = raw.tell()
-                yield LongRecord(file, start, stop) if text is None else Block(file, start, stop, text)
+                yield LongRecord(file, start, stop) if text is None else TextBlock(file, start, stop, text)
                 start = stop
         rest = lines.rest()
         if rest or start < file.size_bytes:
-            yield Block(file, start, file.size_bytes, rest)
+            yield TextBlock(file, start, file.size_bytes, rest)
 
 
-def read_whole(file: InputFile, *, max_bytes: int) -> Block | LongRecord:
+def read_whole(file: InputFile, *, max_bytes: int) -> TextBlock | LongRecord:
     """Reads all text of a compressed file; returns a `LongRecord` if it has more than `max_bytes` bytes."""
     with open_input(file) as raw:
         parts: list[bytes] = []
@@ -152,7 +152,7 @@ def read_whole(file: InputFile, *, max_bytes: int) -> Block | LongRecord:
             filled += len(data)
             if filled > max_bytes:
                 return LongRecord(file, 0, file.size_bytes)
-        return Block(file, 0, file.size_bytes, b"".join(parts))
+        return TextBlock(file, 0, file.size_bytes, b"".join(parts))
 
 
 class _LineBuffer:
@@ -248,13 +248,13 @@ def _decompressed(file: InputFile, raw: BinaryIO) -> Iterator[bytes]:
         raise FormatError(f"{file.name}: {_cause(file, error, place, raw.read(HEAD_BYTES))}") from error
 
 
-def _cause(file: InputFile, error: Exception, place: int, head: bytes) -> str:
+def _cause(file: InputFile, error: Exception, position: int, head: bytes) -> str:
     """Returns what must hold of a file that cannot be decompressed, what was found, and what to do.
 
     Args:
         file: the file.
         error: error of the library.
-        place: byte up to which the file was read.
+        position: byte up to which the file was read.
         head: first bytes of the file.
     """
     suffix, words = file.compression.value, str(error)
@@ -264,11 +264,11 @@ def _cause(file: InputFile, error: Exception, place: int, head: bytes) -> str:
         way = f"take {suffix} off its name" if found == "plain text" else "give it the name that fits, or decompress it"
         return f"a file that ends in {suffix} must hold {kind}, found {found}: {way}"
     if any(sign in words for sign in _OTHER_DATA):
-        return f"{kind} must go on to the end of the file, found other data before byte {place:,}: cut it off there"
+        return f"{kind} must go on to the end of the file, found other data before byte {position:,}: cut it off there"
     if _LARGE_WINDOW in words:
         return "a window must have at most 2 GiB (zstd --long=31), found a frame with a larger one: compress it again"
     if _NO_MEMORY in words:
-        return f"the window of its frame must fit into memory, found too little free before byte {place:,}"
+        return f"the window of its frame must fit into memory, found too little free before byte {position:,}"
     if _DICTIONARY in words:
         return (
             "a frame must need no dictionary, found one that does: decompress it with zstd -d -D DICTIONARY, or "
@@ -276,10 +276,10 @@ def _cause(file: InputFile, error: Exception, place: int, head: bytes) -> str:
         )
     if any(sign in words for sign in _CHECKSUM):
         return (
-            f"the data must have the checksum that is stored with them, found another before byte {place:,} ({words}): "
-            "the file is damaged; copy or download it again"
+            f"the data must have the checksum that is stored with them, found another before byte "
+            f"{position:,} ({words}): the file is damaged; copy or download it again"
         )
-    return f"must be a complete {suffix} file, found at byte {place}: {words}; copy or download it again"
+    return f"must be a complete {suffix} file, found at byte {position}: {words}; copy or download it again"
 
 
 def _gunzip(_file: InputFile, raw: BinaryIO) -> Iterator[bytes]:

@@ -92,13 +92,13 @@ def count_shards(path: str | Path, *, idx_cache: str | None = None) -> tuple[Sha
         OSError: the list cannot be read.
         StoreError: an object store refuses, or does not answer in time.
     """
-    found = []
+    counts = []
     for key, pairs in read_shard_groups(path).items():
         is_stored = any(map(is_address, pairs))
         storage = ObjectStorageConfig(idx_cache or default_idx_cache()) if is_stored else None
         group = IndexedGroup.open(str(path), pairs, mmap=not is_stored, object_storage_config=storage)
         indexes = [member.index for member in group.members]
-        found.append(
+        counts.append(
             ShardGroupCounts(
                 key=key,
                 shards=len(pairs),
@@ -107,4 +107,4 @@ def count_shards(path: str | Path, *, idx_cache: str | None = None) -> tuple[Sha
                 dtype=indexes[0].dtype.__name__,
             )
         )
-    return tuple(found)
+    return tuple(counts)

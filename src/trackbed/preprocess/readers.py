@@ -14,7 +14,15 @@ from typing import Any, BinaryIO, Final
 import orjson
 
 from trackbed.errors import FormatError
-from trackbed.preprocess.inputs import Block, Compression, InputFile, InputFormat, InputSegment, LongRecord, RowGroup
+from trackbed.preprocess.inputs import (
+    Compression,
+    InputFile,
+    InputFormat,
+    InputSegment,
+    LongRecord,
+    RowGroup,
+    TextBlock,
+)
 from trackbed.preprocess.known_data import HEAD_BYTES, kind_of
 from trackbed.preprocess.lenient_json import read_object
 from trackbed.preprocess.open_input import open_input
@@ -32,7 +40,7 @@ class RecordError(FormatError):
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class TextRecord:
     """The texts of one record."""
 
     line: int
@@ -52,7 +60,7 @@ class BadRecord:
 
 def read_segment(
     segment: InputSegment, *, keys: Sequence[str], max_record_bytes: int
-) -> Iterator[Record | BadRecord | None]:
+) -> Iterator[TextRecord | BadRecord | None]:
     """Yields a record for each line of a segment, None for a blank one; a plain text is one record, as is a row.
 
     Args:
@@ -80,7 +88,7 @@ def read_segment(
         try:
             if number == 0 and segment.start == 0:
                 _check_beginning(line)
-            record: Record | BadRecord = Record(number, parse_record(line, keys))
+            record: TextRecord | BadRecord = TextRecord(number, parse_record(line, keys))
         except RecordError as error:
             is_array = may_be_array and line.lstrip().startswith(b"[")
             record = BadRecord(number, _why_no_array(segment) if is_array else str(error))
@@ -98,7 +106,7 @@ def read_lines(segment: InputSegment, *, max_bytes: int) -> Iterator[bytes | Non
     if isinstance(segment, LongRecord):
         yield None
         return
-    text, is_whole = (segment.text, True) if isinstance(segment, Block) else _read_range(segment, max_bytes)
+    text, is_whole = (segment.text, True) if isinstance(segment, TextBlock) else _read_range(segment, max_bytes)
     start = 0
     while start < len(text):
         stop = text.find(b"\n", start) + 1 or len(text)
@@ -205,7 +213,7 @@ def _texts_of(fields: Any, keys: Sequence[str]) -> tuple[str, ...]:
     return tuple(texts)
 
 
-def _as_record(number: int, keys: Sequence[str], values: tuple[Any, ...]) -> Record | BadRecord:
+def _as_record(number: int, keys: Sequence[str], values: tuple[Any, ...]) -> TextRecord | BadRecord:
     for key, value in zip(keys, values, strict=True):
         if isinstance(value, UnicodeDecodeError):
             return BadRecord(number, _why_no_text(value))
@@ -216,15 +224,15 @@ def _as_record(number: int, keys: Sequence[str], values: tuple[Any, ...]) -> Rec
             return BadRecord(number, reason)
         if not isinstance(value, str):
             return BadRecord(number, f"the value of {key!r} must be a string, found {_kind(value)}")
-    return Record(number, values)
+    return TextRecord(number, values)
 
 
-def _read_plain(segment: InputSegment, max_bytes: int) -> Record | BadRecord:
-    if isinstance(segment, LongRecord) or (not isinstance(segment, Block) and segment.file.size_bytes > max_bytes):
+def _read_plain(segment: InputSegment, max_bytes: int) -> TextRecord | BadRecord:
+    if isinstance(segment, LongRecord) or (not isinstance(segment, TextBlock) and segment.file.size_bytes > max_bytes):
         return BadRecord(0, f"a plain text must have at most {max_bytes:,} bytes, found more")
-    raw = segment.text if isinstance(segment, Block) else _read_all(segment)
+    raw = segment.text if isinstance(segment, TextBlock) else _read_all(segment)
     try:
-        return Record(0, (raw.decode(),))
+        return TextRecord(0, (raw.decode(),))
     except UnicodeDecodeError as error:
         other = _why_no_text_at_all(raw, "a plain text")
         return BadRecord(raw.count(b"\n", 0, error.start) if other is None else 0, other or _why_no_text(error))

@@ -9,10 +9,10 @@ from typing import Any, Final
 from trackbed.errors import ArgumentError, FormatError, PlanError
 from trackbed.files.stores import is_address
 from trackbed.plural import number_of
+from trackbed.preprocess.chunks import InputChunk
 from trackbed.preprocess.config import PreprocessConfig
 from trackbed.preprocess.find_inputs import names_by_reason
 from trackbed.preprocess.inputs import InputFile, InputFormat, Inputs
-from trackbed.preprocess.plan import InputChunk
 from trackbed.preprocess.readers import LineCounter
 from trackbed.preprocess.splitter import SentenceSplitter
 from trackbed.preprocess.tokenise import KeyTokens, TokenisedChunk
@@ -41,16 +41,16 @@ class Output:
     empty: int = 0
     """Texts without tokens that are one sequence without text, as there are several keys."""
 
-    def with_more(self, found: KeyTokens) -> "Output":
+    def with_more(self, chunk: KeyTokens) -> "Output":
         """Returns a copy that includes the documents of one more chunk."""
         return replace(
             self,
-            documents=self.documents + len(found.counts),
-            sequences=self.sequences + len(found.lengths),
-            tokens=self.tokens + len(found.tokens),
-            dropped=self.dropped + found.dropped,
-            unknown=None if found.unknown is None else (self.unknown or 0) + found.unknown,
-            empty=self.empty + found.empty,
+            documents=self.documents + len(chunk.counts),
+            sequences=self.sequences + len(chunk.lengths),
+            tokens=self.tokens + len(chunk.tokens),
+            dropped=self.dropped + chunk.dropped,
+            unknown=None if chunk.unknown is None else (self.unknown or 0) + chunk.unknown,
+            empty=self.empty + chunk.empty,
         )
 
 

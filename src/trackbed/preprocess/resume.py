@@ -70,7 +70,7 @@ def decisions(config: PreprocessConfig, files: Sequence[InputFile], work: ChunkT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SavedState:
+class SavedRun:
     """State of a run at its last save."""
 
     chunks: int
@@ -85,7 +85,7 @@ class SavedState:
     """True if these are all chunks."""
 
     @classmethod
-    def from_json(cls, fields: dict[str, Any]) -> "SavedState":
+    def from_json(cls, fields: dict[str, Any]) -> "SavedRun":
         """Parses `record.json`; may raise any exception if the record is invalid."""
         return cls(
             chunks=fields["chunks"],
@@ -109,7 +109,7 @@ class UnfinishedFolder:
     def __init__(
         self, config: PreprocessConfig, decided: dict[str, Any] | None, *, array_names: Sequence[str] = ("lengths",)
     ) -> None:
-        self.saved: SavedState | None = None
+        self.saved: SavedRun | None = None
         """State of the earlier run, if `reopen_builders` found one; else None."""
         self.has_saved = False
         """True if the folder holds work to resume from."""
@@ -191,7 +191,7 @@ class UnfinishedFolder:
         # bytes that were never written.
         tokens = [builder.keep(self._tokens_path(number)) for number, builder in enumerate(builders)]
         arrays = [self._append_arrays(number, builder) for number, builder in enumerate(builders)]
-        saved = SavedState(
+        saved = SavedRun(
             chunks=self._chunks, counts=tally.to_json(), tokens=tuple(tokens), arrays=tuple(arrays), ended=ended
         )
         record = {"format": FORMAT, "version": VERSION, "fingerprint": self._fingerprint, **asdict(saved)}
@@ -216,12 +216,12 @@ class UnfinishedFolder:
             checksum.update(data)
         return {name: FileSum.of(checksum) for name, checksum in self._sums[number].items()}
 
-    def _read(self) -> SavedState:
+    def _read(self) -> SavedRun:
         """Reads the record of an earlier run with the same decisions."""
         try:
             record = json.loads(self._record.read_bytes())
             found = (record["format"], record["version"], record["fingerprint"])
-            saved = SavedState.from_json(record)
+            saved = SavedRun.from_json(record)
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise FormatError(f"{self._record}: must be the record of a run, found {error!r}") from error
         if found != (FORMAT, VERSION, self._fingerprint):
@@ -235,7 +235,7 @@ class UnfinishedFolder:
         return saved
 
     def _reopen_one(
-        self, number: int, bin_path: str, dtype: type[np.number[Any]], saved: SavedState
+        self, number: int, bin_path: str, dtype: type[np.number[Any]], saved: SavedRun
     ) -> IndexedDatasetBuilder:
         partial = self._tokens_path(number)
         if saved.ended and not partial.exists():
@@ -247,7 +247,7 @@ class UnfinishedFolder:
         written = saved.tokens[number]
         return IndexedDatasetBuilder.reopen(bin_path, dtype, partial=partial, written=written, **arrays)
 
-    def _read_array(self, number: int, name: str, saved: SavedState) -> npt.NDArray[Any]:
+    def _read_array(self, number: int, name: str, saved: SavedRun) -> npt.NDArray[Any]:
         path, wanted = self._array_path(number, name), saved.arrays[number][name]
         raw = memoryview(path.read_bytes())[: wanted.size_bytes]
         self._sums[number][name] = checksum_bytes(raw)

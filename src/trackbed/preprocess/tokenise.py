@@ -17,10 +17,10 @@ import numpy.typing as npt
 from trackbed.datasets.tokenizers.rust_libraries import is_panic, one_core, panics_as_errors
 from trackbed.datasets.tokenizers.sampling import check_repeatable
 from trackbed.kernels import narrow
+from trackbed.preprocess.chunks import InputChunk
 from trackbed.preprocess.images import ImageFolder, fit_text
 from trackbed.preprocess.long_text import PART_CHARS, split_text
-from trackbed.preprocess.plan import InputChunk
-from trackbed.preprocess.readers import BadRecord, Record, RecordError, read_segment
+from trackbed.preprocess.readers import BadRecord, RecordError, TextRecord, read_segment
 from trackbed.preprocess.splitter import SentenceSplitter
 
 Counts = npt.NDArray[np.int64]
@@ -186,10 +186,10 @@ class ChunkTokenizer:
                     break
         return TokenisedChunk(tuple(column.to_key_tokens() for column in columns), tuple(segments))
 
-    def _tokenise(self, found: Iterator[Record | BadRecord | None], columns: "list[_Column]") -> TokenisedSegment:
+    def _tokenise(self, found: Iterator[TextRecord | BadRecord | None], columns: "list[_Column]") -> TokenisedSegment:
         lines = blank = records = waiting = 0
         bad: list[BadRecord] = []
-        batch: list[Record] = []
+        batch: list[TextRecord] = []
         for record in found:
             lines += 1
             if record is None:
@@ -209,7 +209,7 @@ class ChunkTokenizer:
         bad += self._append(batch, columns)
         return TokenisedSegment(lines, blank, records, tuple(sorted(bad, key=lambda one: one.line)))
 
-    def _append(self, batch: list[Record], columns: "list[_Column]") -> list[BadRecord]:
+    def _append(self, batch: list[TextRecord], columns: "list[_Column]") -> list[BadRecord]:
         """Appends the documents of a batch to the columns. Returns the records that cannot be tokenised."""
         self._check_repeatable(batch)
         if self.images is not None:
@@ -223,14 +223,14 @@ class ChunkTokenizer:
                 return []
         return self._append_each(batch, columns)
 
-    def _check_repeatable(self, batch: list[Record]) -> None:
+    def _check_repeatable(self, batch: list[TextRecord]) -> None:
         """Checks that the beginnings of a few texts have the same tokens each time."""
         kind = type(self.tokenizer)
         if not kind.__module__.startswith("trackbed."):  # those sample nothing
             texts = [record.texts[0][:_CHECKED_CHARS] for record in batch[:_CHECKED_TEXTS]]
             check_repeatable(self._encode, texts, where=f"the tokenizer {kind.__name__}")
 
-    def _append_each(self, batch: list[Record], columns: "list[_Column]") -> list[BadRecord]:
+    def _append_each(self, batch: list[TextRecord], columns: "list[_Column]") -> list[BadRecord]:
         """Does the same as `_append`, text by text."""
         bad = []
         for record in batch:
@@ -242,18 +242,18 @@ class ChunkTokenizer:
             self._add(documents, columns)
         return bad
 
-    def _add(self, found: Sequence[Documents], columns: "list[_Column]") -> None:
+    def _add(self, keys: Sequence[Documents], columns: "list[_Column]") -> None:
         """Adds the documents of each key to its column."""
         if self.drop_record:
-            is_left_out = np.logical_or.reduce([without_tokens(documents) for documents in found])
+            is_left_out = np.logical_or.reduce([without_tokens(documents) for documents in keys])
             if is_left_out.any():
-                found = leave_out(found, is_left_out)
+                keys = leave_out(keys, is_left_out)
                 for column in columns:
                     column.dropped += int(np.count_nonzero(is_left_out))
-        for column, documents in zip(columns, found, strict=True):
+        for column, documents in zip(columns, keys, strict=True):
             column.add(*documents, self.eod)
 
-    def _append_with_images(self, batch: list[Record], column: "_Column", images: ImageFolder) -> list[BadRecord]:
+    def _append_with_images(self, batch: list[TextRecord], column: "_Column", images: ImageFolder) -> list[BadRecord]:
         """Appends documents of a text and an image."""
         bad = []
         for record in batch:

@@ -35,14 +35,14 @@ def read_headers(prefixes: Iterable[str], *, idx_cache: str | None = None) -> di
     """
     wanted = list(dict.fromkeys(prefixes))
     stored = [prefix for prefix in wanted if is_address(prefix)] if idx_cache is not None else []
-    found = _read_files([prefix for prefix in wanted if not is_address(prefix)])
+    headers = _read_files([prefix for prefix in wanted if not is_address(prefix)])
     if stored and idx_cache is not None:
         for prefix, answer in zip(stored, open_stored_pairs(stored, idx_cache), strict=True):
             if isinstance(answer, StoreError):  # asking again would take as long
                 raise answer
             if isinstance(answer, PairHeader):
-                found[prefix] = answer
-    return found
+                headers[prefix] = answer
+    return headers
 
 
 def _read_files(prefixes: list[str]) -> dict[str, PairHeader]:
@@ -81,11 +81,11 @@ def read_lengths(
     fetch_copies(indexes)
     paths = [f"{index.path if index.stored is None else index.local_path()}" for index in indexes]
     content, stamps = read_parts(paths, starts, sizes)
-    found: list[npt.NDArray[np.int32] | None] = []
+    lengths: list[npt.NDArray[np.int32] | None] = []
     first = 0
     for index, size, stamp in zip(indexes, sizes, stamps.tolist(), strict=True):
         wanted = index.ends.stamp
         is_same = wanted == tuple(stamp) if isinstance(wanted, Stamp) else wanted.size_bytes == stamp[1]
-        found.append(content[first : first + size].view("<i4") if is_same else None)
+        lengths.append(content[first : first + size].view("<i4") if is_same else None)
         first += size
-    return found
+    return lengths

@@ -46,7 +46,7 @@ class GPTSpec:
     def tensors(self, size: int) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
         """Returns dtype and shape of each tensor of a batch of B samples, in the order of a sample's keys."""
         ids = (torch.int64, (size, self.length))
-        wanted = {
+        entries = {
             "dataset_id": (self.dataset_id, (size,)),
             "tokens": ids,
             "labels": ids,
@@ -56,7 +56,7 @@ class GPTSpec:
             "cu_seqlens": (torch.int32 if self.has_borders else None, (size, self.length + 1)),
             "max_seqlen": (torch.int32 if self.has_borders else None, (size,)),
         }
-        return {name: (dtype, shape) for name, (dtype, shape) in wanted.items() if dtype is not None}
+        return {name: (dtype, shape) for name, (dtype, shape) in entries.items() if dtype is not None}
 
     def memory(self, size: int, arrays: dict[str, npt.NDArray[Any]]) -> BatchArrays:
         """Returns the memory of a batch as the kernel takes it."""

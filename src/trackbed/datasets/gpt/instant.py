@@ -114,14 +114,14 @@ class InstantSamples:
         if found != wanted:
             self._refuse(sequence, f"one at {found} after one that ends at {wanted}")
 
-    def _refuse(self, sequence: int, found: str) -> NoReturn:
+    def _refuse(self, sequence: int, problem: str) -> NoReturn:
         where = self.dataset.path_prefix
         if isinstance(self.dataset, IndexedGroup):
             member, sequence = self.dataset.find(sequence)
             where = self.dataset.members[member].path_prefix
         raise FormatError(
             f"{get_idx_path(where)}: sequences must lie one after the other, found sequence {sequence} damaged: "
-            f"{found}; `trackbed verify` says what else is wrong"
+            f"{problem}; `trackbed verify` says what else is wrong"
         )
 
     @property

@@ -197,8 +197,8 @@ def word_pieces_of(tokenizer: Any) -> WordPieces:
 
 def special_ids(tokenizer: Any, *names: str) -> list[int]:
     """Returns the ids of special tokens."""
-    found = [_id_of(tokenizer, name) for name in names]
-    missing = [name for name, token in zip(names, found, strict=True) if token is None]
+    ids = [_id_of(tokenizer, name) for name in names]
+    missing = [name for name, token in zip(names, ids, strict=True) if token is None]
     if missing:
         wanted, kind = " and ".join(missing), type(tokenizer).__name__
         tokens = " and ".join(f"[{name.upper()}]" for name in missing)
@@ -206,7 +206,7 @@ def special_ids(tokenizer: Any, *names: str) -> list[int]:
             f"the tokenizer must have {wanted} for masked samples, found a {kind} without: add {tokens} to its "
             "vocabulary, or tokens with these roles"
         )
-    return [token for token in found if token is not None]
+    return [token for token in ids if token is not None]
 
 
 def _id_of(tokenizer: Any, name: str) -> int | None:

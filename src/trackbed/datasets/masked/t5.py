@@ -65,15 +65,15 @@ def config_attention_mask(
             b1ss_attention_mask(decoder_tokens, decoder_tokens, make_history_mask=True),
             b1ss_attention_mask(decoder_tokens, encoder_tokens),
         )
-    found = _version_of_engine() if test_te_version is None else Version(test_te_version)
+    engine = _version_of_engine() if test_te_version is None else Version(test_te_version)
     is_unfused = all(os.environ.get(name) != "1" for name in ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN"))
-    if found < _FIRST_FUSED and not is_unfused:
+    if engine < _FIRST_FUSED and not is_unfused:
         # Megatron Core's text, which its tests compare.
         raise ArgumentError(
             "Flash and fused attention is not supported with transformer engine version < 1.7. "
             "Set NVTE_FLASH_ATTN=0 and NVTE_FUSED_ATTN=0or upgrade transformer engine >= 1.7"
         )
-    if found < _FIRST_UNIFORM and is_unfused:
+    if engine < _FIRST_UNIFORM and is_unfused:
         encoder, cross = encoder_tokens, decoder_tokens
         return b1ss_attention_mask(encoder, encoder), None, b1ss_attention_mask(cross, encoder)
     encoder_row, decoder_row = (mask[:, None, None] for mask in (encoder_mask, decoder_mask))
@@ -160,16 +160,16 @@ class T5MaskedWordPieceDatasetConfig(MaskedWordPieceDatasetConfig):
 def sentinels_of(tokenizer: Any) -> list[int]:
     """Returns the ids that replace spans, in order."""
     try:
-        found = [int(token) for token in tokenizer.additional_special_tokens_ids]
+        ids = [int(token) for token in tokenizer.additional_special_tokens_ids]
     except (AttributeError, NotImplementedError, TypeError):
-        found = []
-    if not found:
+        ids = []
+    if not ids:
         name = type(tokenizer).__name__
         raise ArgumentError(
             f"the tokenizer must have additional_special_tokens_ids for T5, found a {name} without: add <extra_id_0>, "
             "<extra_id_1> and so on to its vocabulary, one for each span of a sample"
         )
-    return found
+    return ids
 
 
 class T5MaskedWordPieceDataset(MaskedWordPieceDataset):

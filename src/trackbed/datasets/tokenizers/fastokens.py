@@ -75,7 +75,7 @@ class FastTokenizer(HuggingFaceTokenizer):
         try:
             with panics_as_errors():
                 texts = list(check_texts(self._tokenizer))
-                wanted = HuggingFaceTokenizer.tokenize_batch(self, texts)
+                expected = HuggingFaceTokenizer.tokenize_batch(self, texts)
         except Exception as error:
             raise UnsuitableError(
                 f"tokenizers fails at one of the texts that the two are compared with: {error}"
@@ -85,7 +85,7 @@ class FastTokenizer(HuggingFaceTokenizer):
                 found = self.tokenize_batch(texts)
         except Exception as error:  # a Rust library may raise any exception
             raise UnsuitableError(f"fastokens cannot tokenise with it: {error}") from error
-        for text, have, want in zip(texts, found, wanted, strict=True):
+        for text, have, want in zip(texts, found, expected, strict=True):
             if have != want:
                 at = next((n for n, pair in enumerate(zip(have, want, strict=False)) if len(set(pair)) > 1), len(want))
                 raise UnsuitableError(f"fastokens finds other ids than tokenizers: in {text[:40]!r}... at token {at}")

@@ -104,10 +104,10 @@ def read_with_transformers(path: Path) -> Any:
     options = {"local_files_only": True, "trust_remote_code": False}
     try:
         with panics_as_errors():
-            found = library.AutoTokenizer.from_pretrained(str(path), **options)
-            settings = None if found.is_fast else without_sampling(_processor_settings(found), where=path)
+            tokenizer = library.AutoTokenizer.from_pretrained(str(path), **options)
+            settings = None if tokenizer.is_fast else without_sampling(_processor_settings(tokenizer), where=path)
             if settings is not None:
-                found = library.AutoTokenizer.from_pretrained(str(path), sp_model_kwargs=settings, **options)
+                tokenizer = library.AutoTokenizer.from_pretrained(str(path), sp_model_kwargs=settings, **options)
     except Exception as error:
         # The cause may be any of the files, each with exceptions of another library.
         other = describe_folder(path)
@@ -115,9 +115,9 @@ def read_with_transformers(path: Path) -> Any:
         raise ArgumentError(
             f"{path}: must be a folder with a tokenizer that transformers can read: {reason}"
         ) from error
-    if found.is_fast:
-        switch_off_sampling(found.backend_tokenizer, where=path)
-    return found
+    if tokenizer.is_fast:
+        switch_off_sampling(tokenizer.backend_tokenizer, where=path)
+    return tokenizer
 
 
 def _processor_settings(found: Any) -> Mapping[str, Any]:
@@ -131,22 +131,22 @@ def stated_roles(found: Any) -> dict[str, int]:
     return {role: int(index) for role, index in ids.items() if index is not None}
 
 
-def stated_additional(found: Any) -> tuple[int, ...]:
+def stated_additional(tokenizer: Any) -> tuple[int, ...]:
     """Returns the ids of the special tokens without a role of a tokenizer of transformers.
 
     transformers 5 lists the tokens of `tokenizer.json` and of SentencePiece models among them, with a role or without.
     """
-    named = next((getattr(found, name) for name in reversed(_ADDITIONAL) if hasattr(found, name)), None) or []
-    ids = [int(found.convert_tokens_to_ids(str(token))) for token in named]
-    taken = {*stated_roles(found).values(), found.unk_token_id}
+    named = next((getattr(tokenizer, name) for name in reversed(_ADDITIONAL) if hasattr(tokenizer, name)), None) or []
+    ids = [int(tokenizer.convert_tokens_to_ids(str(token))) for token in named]
+    taken = {*stated_roles(tokenizer).values(), tokenizer.unk_token_id}
     return tuple(index for index in ids if index not in taken)
 
 
-def _library_of(found: Any) -> tokenizers.Tokenizer | None:
+def _library_of(tokenizer: Any) -> tokenizers.Tokenizer | None:
     """Returns a copy of the tokenizer that transformers runs, if it gives the same ids without transformers."""
-    if not found.is_fast:
+    if not tokenizer.is_fast:
         return None
-    copy = tokenizers.Tokenizer.from_str(found.backend_tokenizer.to_str())
+    copy = tokenizers.Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
     copy.no_truncation()
     copy.no_padding()
     with one_core():  # threads of the library would not survive a fork
@@ -154,7 +154,7 @@ def _library_of(found: Any) -> tokenizers.Tokenizer | None:
             with panics_as_errors():
                 texts = list(check_texts(copy))
                 copied = [one.ids for one in copy.encode_batch_fast(texts, add_special_tokens=False)]
-                wanted = found(texts, add_special_tokens=False, verbose=False)["input_ids"]
+                wanted = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
         except Exception:  # noqa: BLE001  one of the texts fails, with any error: only transformers can say why
             return None
     return copy if copied == wanted else None

@@ -127,19 +127,19 @@ def _open(
 
 def _checked(name: object) -> str:
     """Returns a name as text, if it can be one."""
-    found = os.fspath(name) if isinstance(name, os.PathLike) else name
-    if not isinstance(found, str) or not found or "\0" in found:
+    text = os.fspath(name) if isinstance(name, os.PathLike) else name
+    if not isinstance(text, str) or not text or "\0" in text:
         raise ArgumentError(f"the name of a tokenizer must be a path, or text such as 'bytes', found {name!r}")
     try:
-        if is_path(found):
-            Path(found).stat()
+        if is_path(text):
+            Path(text).stat()
     except FileNotFoundError:
         pass  # each kind says what it looked for
     except OSError as error:
         raise ArgumentError(
-            f"{found[:200]}: must be a file or folder that can be looked up, found: {error.strerror}"
+            f"{text[:200]}: must be a file or folder that can be looked up, found: {error.strerror}"
         ) from error
-    return found
+    return text
 
 
 def _refuse_tokens(name: str, eod_token: str | None, pad_token: str | None, *, special_tokens: bool) -> None:

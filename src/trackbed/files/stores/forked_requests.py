@@ -277,7 +277,7 @@ def list_pages(folder: Address) -> Iterator[list[tuple[str, int]]]:
 
 
 def _call(
-    wanted: Call,
+    request: Call,
     descriptor: int | None = None,
     progress: Callable[[int], object] | None = None,
     *,
@@ -285,7 +285,7 @@ def _call(
 ) -> Any:
     with _HELPER.connect() as connection:
         try:
-            send_call(connection, wanted, descriptor)
+            send_call(connection, request, descriptor)
         except ConnectionError:
             raise _ended() from None
         for message in _messages(connection, deadline):

@@ -42,7 +42,7 @@ class ObstoreBucket:
     async def head(self, address: Address) -> ObjectStamp:
         """Returns the stamp of an object."""
         try:
-            found = await self._library.head_async(self._store, _key(address))
+            metadata = await self._library.head_async(self._store, _key(address))
         except Exception as error:
             if not is_forbidden(error):
                 raise
@@ -50,7 +50,7 @@ class ObstoreBucket:
             options = {"range": (0, 1)}
             await self._library.get_async(self._store, _key(address), options=options)
             raise
-        return stamp_of_metadata(found, address)
+        return stamp_of_metadata(metadata, address)
 
     async def get(self, wanted: ObjectRange) -> memoryview:
         """Returns a range that is not empty."""

@@ -72,7 +72,7 @@ def fetch(ranges: Sequence[ObjectRange], *, in_flight: int = _MOST_IN_FLIGHT) ->
         request = partial(buckets[one.address.root].get, one)
         results[number] = await retry_until(deadline, request, one.address)
 
-    wanted = [number for number, one in enumerate(ranges) if one.start < one.stop]
+    numbers = [number for number, one in enumerate(ranges) if one.start < one.stop]
     unguarded = list({one[:2]: one for one in ranges if not buckets[one.address.root].is_conditional}.values())
 
     async def check_one(one: ObjectRange) -> None:
@@ -84,11 +84,11 @@ def fetch(ranges: Sequence[ObjectRange], *, in_flight: int = _MOST_IN_FLIGHT) ->
         # The reads of some buckets carry no condition: an object that is replaced between two of them would give bytes
         # of both. So its stamp must be the same before the first read and after the last.
         await _for_each(unguarded, check_one, in_flight)
-        await _for_each(wanted, fetch_one, in_flight)
+        await _for_each(numbers, fetch_one, in_flight)
         await _for_each(unguarded, check_one, in_flight)
 
-    if wanted:
-        run_until(deadline, fetch_all(), where=ranges[wanted[0]].address.text)
+    if numbers:
+        run_until(deadline, fetch_all(), where=ranges[numbers[0]].address.text)
     return results
 
 

@@ -31,10 +31,10 @@ from trackbed.preprocess.engines import (
 )
 from trackbed.preprocess.inputs import Inputs, InputSegment, find_inputs
 from trackbed.preprocess.report import Report, check_inputs, check_outputs, make_output_folder
-from trackbed.preprocess.shards.plan import ShardPlan, is_cut_anywhere, plan_shards
+from trackbed.preprocess.shards.partition import ShardPlan, is_cut_anywhere, plan_shards
 from trackbed.preprocess.shards.spec import Probe, ShardSpec, ShardTask, shard_stem
+from trackbed.preprocess.shards.task import ShardWorker, find_shard
 from trackbed.preprocess.shards.totals import Totals
-from trackbed.preprocess.shards.worker import ShardWorker, find_shard
 from trackbed.preprocess.splitter import SentenceSplitter
 from trackbed.preprocess.tokenise import BatchTokenizer
 from trackbed.tokens import DType

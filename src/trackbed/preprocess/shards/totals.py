@@ -11,7 +11,7 @@ from trackbed.errors import FormatError
 from trackbed.preprocess.find_inputs import names_by_reason
 from trackbed.preprocess.inputs import Inputs
 from trackbed.preprocess.report import BAD_SHOWN, Output, Report
-from trackbed.preprocess.shards.plan import ShardPlan
+from trackbed.preprocess.shards.partition import ShardPlan
 from trackbed.preprocess.shards.spec import ShardSpec
 from trackbed.tokens.seal import Seal
 

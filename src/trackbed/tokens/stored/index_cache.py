@@ -172,7 +172,7 @@ class StoredIndex:
                 stores.fetch_to_file(self.address, stamp, descriptor)
             finally:
                 os.close(descriptor)
-            found = FileSum.of(checksum_file(partial))
+            sums = FileSum.of(checksum_file(partial))
             lengths_crc32 = checksum_lengths(_lengths_in(partial, self.address.text))
             copied.side.unlink(missing_ok=True)
             publish(partial, copied.idx)
@@ -183,7 +183,7 @@ class StoredIndex:
             address=self.address.text,
             endpoint=stores.endpoint_of(self.address),
             tag=stamp.tag,
-            idx=found,
+            idx=sums,
             lengths_crc32=lengths_crc32,
             boot=boot_id(),
             is_on_disk=False,

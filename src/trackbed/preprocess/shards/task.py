@@ -19,12 +19,12 @@ from trackbed.datasets.tokenizers.fastokens import open_fastest_tokenizer
 from trackbed.errors import ArgumentError, FormatError, StoreError, TrackbedError
 from trackbed.files import stores
 from trackbed.files.stores import is_address, parse_address
+from trackbed.preprocess.chunks import InputChunk, plan_segment_chunks
 from trackbed.preprocess.inputs import InputFile, InputSegment
 from trackbed.preprocess.open_input import chunk_bytes_of
-from trackbed.preprocess.plan import InputChunk, plan_segment_chunks
 from trackbed.preprocess.readers import LineCounter, count_lines_before
 from trackbed.preprocess.report import BAD_SHOWN
-from trackbed.preprocess.shards.output import Shard, Wanted, open_shard
+from trackbed.preprocess.shards.shard_files import Shard, ShardRequirements, open_shard
 from trackbed.preprocess.shards.spec import ShardSpec, ShardTask, made_by, recipe_of
 from trackbed.preprocess.tokenise import ChunkTokenizer, TokenisedChunk
 from trackbed.tokens import IndexedDatasetBuilder
@@ -241,7 +241,7 @@ def find_shard(spec: ShardSpec, task: ShardTask) -> tuple[Seal, ...] | None:
 def _shards(spec: ShardSpec, task: ShardTask) -> list[Shard]:
     recipe = recipe_of(spec, task)
     return [
-        open_shard(Wanted(prefix=prefix, recipe=recipe, skip_bad=spec.skip_bad, overwrite=spec.overwrite))
+        open_shard(ShardRequirements(prefix=prefix, recipe=recipe, skip_bad=spec.skip_bad, overwrite=spec.overwrite))
         for prefix in spec.prefixes(task.shard)
     ]
 

@@ -42,7 +42,7 @@ _MOST_SECONDS: Final = 10 * _IDLE_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
-class _Failure:
+class _IteratorError:
     """An error that ended the iterator."""
 
     error: BaseException
@@ -87,9 +87,9 @@ class ReadAhead(Generic[Item]):
         if self._is_over:
             raise StopIteration
         item = self._queue.take()
-        if item is _END or isinstance(item, _Failure):
+        if item is _END or isinstance(item, _IteratorError):
             self.close()
-            if isinstance(item, _Failure):
+            if isinstance(item, _IteratorError):
                 raise item.error
             raise StopIteration
         return item  # type: ignore[return-value]  # the queue holds nothing else
@@ -146,7 +146,7 @@ class _Queue:
         """The prefetch thread, once it runs."""
 
     def take(self) -> object:
-        """Returns the next item, a `_Failure`, or `_END`."""
+        """Returns the next item, a `_IteratorError`, or `_END`."""
         try:
             item = self._ready.popleft()
         except IndexError:
@@ -214,7 +214,7 @@ class _Queue:
                 self._items = self._make()
             return next(self._items, _END)
         except BaseException as error:  # noqa: BLE001  raised again in place of the item
-            return _Failure(error)
+            return _IteratorError(error)
 
 
 def _start(queue: _Queue) -> None:
