@@ -5,7 +5,7 @@ Shapes: B samples of a batch, S tokens of a sample.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -17,12 +17,9 @@ from trackbed.datasets.gpt import sample
 from trackbed.datasets.gpt.config import GPTDatasetConfig
 from trackbed.kernels import (
     BatchArrays,
-    FetchedBytes,
-    Gathered,
     MaskedBatchArrays,
     MaskingTable,
     SampleShape,
-    SampleSources,
     gather,
     gather_masked,
 )
@@ -79,7 +76,7 @@ class GPTForm(BatchForm):
     def __init__(self, config: GPTDatasetConfig, *, pad: int, dataset_id: torch.dtype | None) -> None:
         eod = config.tokenizer.eod  # type: ignore[union-attr]
         has_eod = isinstance(eod, (int, np.integer))
-        self._shape = SampleShape(
+        shape = SampleShape(
             length=config.sequence_length,
             extra=int(config.add_extra_token_to_sequence),
             pad=pad,
@@ -87,8 +84,9 @@ class GPTForm(BatchForm):
             resets_positions=bool(config.reset_position_ids) and has_eod,
             masks_eod=bool(config.eod_mask_loss) and has_eod,
         )
+        self.gather = partial(gather, shape=shape)
         self.spec = GPTSpec(
-            length=self._shape.length,
+            length=shape.length,
             dataset_id=dataset_id,
             has_mask=config.create_attention_mask,
             shares_mask=not (config.reset_attention_mask and has_eod),
@@ -100,19 +98,6 @@ class GPTForm(BatchForm):
         """The attention mask, if there is one that all samples share."""
         is_shared = self.spec.has_mask and self.spec.shares_mask
         return {"attention_mask": sample.shared_mask(self.spec.length)} if is_shared else {}
-
-    def gather(
-        self,
-        sources: SampleSources,
-        datasets: npt.NDArray[np.int32],
-        positions: npt.NDArray[np.int64],
-        arrays: BatchArrays | None,
-        *,
-        fetched: FetchedBytes,
-        num_threads: int | None,
-    ) -> Gathered:
-        """Fills a batch; see `BatchForm.gather`."""
-        return gather(sources, datasets, positions, arrays, self._shape, fetched=fetched, num_threads=num_threads)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,24 +132,9 @@ class MaskedForm(BatchForm):
 
     def __init__(self, table: MaskingTable, spec: MaskedSpec) -> None:
         self.spec = spec
-        self._table = table
+        self.gather = partial(gather_masked, table=table)
 
     @property
     def shared(self) -> Mapping[str, torch.Tensor]:
         """No tensor: each sample has its own."""
         return {}
-
-    def gather(
-        self,
-        sources: SampleSources,
-        datasets: npt.NDArray[np.int32],
-        positions: npt.NDArray[np.int64],
-        arrays: MaskedBatchArrays | None,
-        *,
-        fetched: FetchedBytes,
-        num_threads: int | None,
-    ) -> Gathered:
-        """Fills a batch; see `BatchForm.gather`."""
-        return gather_masked(
-            sources, datasets, positions, arrays, self._table, fetched=fetched, num_threads=num_threads
-        )

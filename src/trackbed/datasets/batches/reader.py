@@ -7,7 +7,7 @@ import os
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -167,24 +167,15 @@ class ReadsBatches(ABC):
         return [self[position] for position in positions.tolist()]
 
 
-class BatchForm(ABC):
-    """Form of the batches of datasets of one configuration: their tensors, and the kernel that fills them."""
+class GatherKernel(Protocol):
+    """A kernel with what all batches of one configuration have in common."""
 
-    spec: BatchSpec
-    """The tensors."""
-
-    @property
-    @abstractmethod
-    def shared(self) -> Mapping[str, torch.Tensor]:
-        """Tensors that all samples share, by name."""
-
-    @abstractmethod
-    def gather(
+    def __call__(
         self,
         sources: SampleSources,
         datasets: npt.NDArray[np.int32],
         positions: npt.NDArray[np.int64],
-        arrays: Any,
+        batch: Any,
         *,
         fetched: FetchedBytes,
         num_threads: int | None,
@@ -195,10 +186,24 @@ class BatchForm(ABC):
             sources: the datasets' files.
             datasets: `[B]` dataset of each sample.
             positions: `[B]` position in that dataset.
-            arrays: memory of the batch, from `spec.memory`; None to find out which bytes are missing.
+            batch: memory of the batch, from `spec.memory`; None to find out which bytes are missing.
             fetched: bytes of files that are not mapped.
             num_threads: at least 1; None for the number of CPUs available to the process.
         """
+
+
+class BatchForm(ABC):
+    """Form of the batches of datasets of one configuration: their tensors, and the kernel that fills them."""
+
+    spec: BatchSpec
+    """The tensors."""
+    gather: GatherKernel
+    """The kernel."""
+
+    @property
+    @abstractmethod
+    def shared(self) -> Mapping[str, torch.Tensor]:
+        """Tensors that all samples share, by name."""
 
 
 class BatchReader:
