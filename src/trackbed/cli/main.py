@@ -25,8 +25,8 @@ from trackbed.cli.preprocess import preprocess
 from trackbed.cli.seal import seal
 from trackbed.cli.show import show
 from trackbed.cli.train_tokenizer import train_tokenizer
-from trackbed.cli.uninterruptible import exit_if_busy
 from trackbed.cli.verify import verify
+from trackbed.daemon_threads import exit_if_busy
 from trackbed.version import __version__
 
 _SECTIONS: Final = {

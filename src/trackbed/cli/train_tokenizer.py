@@ -7,7 +7,7 @@ import click
 
 from trackbed.cli.parse import format_option, json_keys_option, record_limit_option
 from trackbed.cli.preprocess_report import files_line
-from trackbed.cli.uninterruptible import run_in_thread
+from trackbed.daemon_threads import run_in_thread
 
 if TYPE_CHECKING:
     from trackbed.preprocess.config import FormatName
