@@ -80,6 +80,7 @@ class ReadAhead(Generic[Item]):
 
     def __next__(self) -> Item:
         """Returns the next item, and waits for it if necessary."""
+        # A fork has the queue and not the thread: its lock may be held for ever by a thread that does not exist there.
         if self._process != os.getpid():
             raise ArgumentError(
                 "prefetched items must be used in the process that created them, found a fork of it: iterate again"
@@ -147,10 +148,13 @@ class _Queue:
 
     def take(self) -> object:
         """Returns the next item, a `_IteratorError`, or `_END`."""
+        # Without the lock, which the thread holds while it computes the item after this one.
         try:
             item = self._ready.popleft()
         except IndexError:
             with self._lock:
+                # The thread may have added the item while this one waited for the lock; to compute another one would
+                # swap the two.
                 item = self._ready.popleft() if self._ready else self._next()
         self._taken_at = time.perf_counter()
         if not self._is_awake:
@@ -164,6 +168,8 @@ class _Queue:
         try:
             while not self._is_over:
                 self._fill_up()
+                # Cleared before the items are counted: a consumer that takes one in between finds it cleared, and sends
+                # a wakeup. In the other order, it would send none, and the thread would sleep beside an empty queue.
                 self._is_awake = False
                 if len(self._ready) >= self._depth:  # else an item was taken before `_is_awake` was cleared
                     self._wakeups.get()
@@ -199,12 +205,14 @@ class _Queue:
 
     def end(self) -> None:
         """Ends the thread after its current item."""
+        # The flag first: a thread that is woken, or whose item is given up, must not begin another one.
         self._is_over = True
         self._on_end()
         self._wakeups.put(None)
 
     def _add(self) -> None:
         with self._lock:
+            # The end may have come while this thread waited for the lock.
             if not self._is_over:
                 self._ready.append(self._next())
 

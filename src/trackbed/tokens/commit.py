@@ -91,19 +91,25 @@ def commit_pair(partials: PairFiles, finals: PairFiles) -> None:
     """
     pending = finals.pending
     with locked_pair(finals.idx):
+        # A writer that was killed after its commit has left pending files: they are the pair, and get their names
+        # first. Otherwise they would be mixed with the files that follow.
         _finish(finals)
         pending.idx.unlink(missing_ok=True)  # left by a writer that was interrupted before it committed
         try:
+            # The `.idx` last: where it is pending, any process may take all three files for complete (`_finish`).
             for partial, path in (
                 (partials.bin, pending.bin),
                 (partials.seal, pending.seal),
                 (partials.idx, pending.idx),
             ):
                 publish(partial, path)
+            # The new names must be on the disk before the old `.idx` goes, or a loss of power could leave neither pair.
             _flush_folders(finals)
             finals.idx.unlink(missing_ok=True)
             _finish(finals)
         except BaseException:
+            # Once the old `.idx` is gone there is no way back: other processes may be completing the pair. So an
+            # interruption after that is completed, and one before it is undone.
             if not _finish(finals):
                 _undo(partials, finals)
             raise
@@ -179,6 +185,8 @@ def locked_pair(idx: Path) -> Iterator[None]:
     try:
         yield
     finally:
+        # Removed while it is locked: after that, the next writer may have locked it, and would share its name with a
+        # third one.
         if descriptor is not None:
             path.unlink(missing_ok=True)
             os.close(descriptor)
@@ -190,6 +198,8 @@ def _acquire(path: Path) -> int | None:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Between the open and the lock, the owner may have removed the file. A lock of a file without a name
+            # excludes nobody, as the next writer makes a new one.
             if path.exists() and os.path.samestat(os.fstat(descriptor), path.stat()):
                 return descriptor
         except FileNotFoundError:
