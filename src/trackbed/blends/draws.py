@@ -55,13 +55,7 @@ class Shortfall:
 
 
 class DrawCounter:
-    """Counts the samples drawn from the datasets of one split.
-
-    Args:
-        blend: the blend.
-        config: its configuration.
-        split: the split.
-    """
+    """Counts the samples drawn from the datasets of one split."""
 
     def __init__(self, blend: MeasuredBlend, config: GPTDatasetConfig, split: Split) -> None:
         self._config = config

@@ -216,12 +216,7 @@ class MegatronDataset(ABC, _Dataset):
 
 
 class _IdentityOptions:
-    """Configuration fields that belong to a dataset's identity, with their values as of construction.
-
-    Args:
-        names: names of the fields.
-        values: value of each field.
-    """
+    """Configuration fields that belong to a dataset's identity, with their values as of construction."""
 
     def __init__(self, names: Sequence[str], values: Sequence[Any]) -> None:
         self.named = list(zip(names, values, strict=True))

@@ -121,12 +121,7 @@ class MaskedSpec:
 
 
 class MaskedForm(BatchForm):
-    """Form of the batches of masked datasets of one configuration.
-
-    Args:
-        table: what decides their samples.
-        spec: their tensors.
-    """
+    """Form of the batches of masked datasets of one configuration."""
 
     spec: MaskedSpec
 

@@ -18,11 +18,7 @@ from trackbed.kernels import Visits
 
 
 class IndexedSamples:
-    """Samples that are defined by the three indices of a dataset. See `Samples`.
-
-    Args:
-        indices: inputs of the indices.
-    """
+    """Samples that are defined by the three indices of a dataset. See `Samples`."""
 
     def __init__(self, indices: GPTIndices) -> None:
         self.indices = indices

@@ -91,11 +91,7 @@ def _raise(error: Exception) -> None:
 
 
 class InProcessEngine:
-    """Engine without workers: `wait` runs a task.
-
-    Args:
-        work: function of a task.
-    """
+    """Engine without workers: `wait` runs a task."""
 
     slots = 1
 
