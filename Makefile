@@ -92,7 +92,7 @@ bench-ckpt: $(VENV)/bench.done ## Saves and loads of 2 GB and of 20,000 small te
 	$(BIN)/python -m benchmarks.checkpoints
 
 bench-stores: $(VENV)/bench.done ## Samples from an S3 server on loopback, against obstore and megatron-core: five minutes; needs root and Ceph
-	$(BIN)/python tests/ceph.py $(BIN)/python -W ignore -m benchmarks.stores
+	$(BIN)/python tests/support/stores/ceph.py $(BIN)/python -W ignore -m benchmarks.stores
 
 # Uses the Python that has torch for CUDA, and no virtual environment: `make gpu PYTHON=python3 GPU_ARGS="--only steps"`.
 gpu: ## Everything that needs a GPU, on a machine with one: eight minutes

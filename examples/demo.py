@@ -17,11 +17,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import corpora
+from picture import draw
 from rich.console import Console
 from rich.table import Table
 
-import corpora
-from picture import draw
 from trackbed.preprocess import (
     PreprocessConfig,
     TrainingConfig,

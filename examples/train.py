@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from model import GPT, ModelConfig
 
 import trackbed
-from model import GPT, ModelConfig
 
 
 def train(

@@ -15,14 +15,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import corpora
 import tokenizers
 import torch
+from demo import timed
 from rich.console import Console
 from rich.progress import track
 from torch import nn
 
-import corpora
-from demo import timed
 from trackbed.builder import BlendedMegatronDatasetBuilder
 from trackbed.datasets import (
     BERTMaskedWordPieceDataset,

@@ -3,16 +3,18 @@
 `TRACKBED_TIER=full` asks Hypothesis for many examples; the default, `ci`, for few, and always the same ones.
 """
 
+import inspect
 import os
 import signal
 from pathlib import Path
+from types import CodeType, FunctionType
 
 import pytest
 from hypothesis import HealthCheck, is_hypothesis_test, settings
 
-from ceph import ceph_bucket, ceph_endpoint  # noqa: F401 - fixtures for all folders
-from indexed_pair import Pair
-from store_servers import bucket, deaf_store, moto_endpoint, proxy, web_server  # noqa: F401 - fixtures for all folders
+from tests.support.files.indexed_pair import Pair
+from tests.support.stores.ceph import ceph_bucket, ceph_endpoint  # noqa: F401 - fixtures for all folders
+from tests.support.stores.servers import bucket, deaf_store, moto_endpoint, proxy, web_server  # noqa: F401 - fixtures for all folders
 
 # torch looks up the name of every address for its messages, and waits for name servers that do not answer. The C
 # library reads this once, at its first look-up: names of `/etc/hosts` are found, others are not asked for.
@@ -38,11 +40,32 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """In the full tier, where `-m slow` selects, property tests count as slow: their examples are many."""
-    if TIER == "full":
-        for item in items:
-            if is_hypothesis_test(getattr(item, "function", None)):
-                item.add_marker("slow")
+    """Marks tests that start processes, and property tests in the full tier, where their examples are many, as slow."""
+    for item in items:
+        function = getattr(item, "function", None)
+        if TIER == "full" and is_hypothesis_test(function):
+            item.add_marker("slow")
+        fixtures = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {})
+        functions = [function, *(fixture.func for several in fixtures.values() for fixture in several)]
+        if any(_starts_processes(inspect.unwrap(each), set()) for each in functions if each is not None):
+            item.add_marker("dist")
+
+
+def _starts_processes(function, seen):
+    """True if a function, or one of its module that it names, uses a helper of `tests.support.processes`."""
+    if function in seen or not isinstance(function, FunctionType):
+        return False
+    seen.add(function)
+    codes = [function.__code__]
+    for code in codes:  # with those of nested functions
+        codes += [each for each in code.co_consts if isinstance(each, CodeType)]
+    used = [function.__globals__.get(name) for code in codes for name in code.co_names]
+    return any(
+        (getattr(each, "__module__", None) or getattr(each, "__name__", "")).startswith("tests.support.processes")
+        or (getattr(each, "__module__", None) == function.__module__ and _starts_processes(each, seen))
+        for each in used
+        if each is not None
+    )
 
 
 @pytest.fixture(params=["baseline", "avx2", "avx512"])

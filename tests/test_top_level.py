@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import trackbed
-from built_pair import build
-from launching import run_script
+from tests.support.files.built_pair import build
+from tests.support.processes.launching import run_script
 from trackbed.errors import ArgumentError, BlendFileError
 from trackbed.tokens import IndexedDataset
 
@@ -414,7 +414,6 @@ def test_a_loader_begins_where_another_program_has_stopped(folder):
         trackbed.BatchLoader(train, batch_size=8, consumed_samples=100)
 
 
-@pytest.mark.dist
 def test_ranks_read_what_one_rank_would_and_resume_on_another_number(folder):
     (folder / "rank.py").write_text(RANK)
     two = [found for (found,) in run_script(folder / "rank.py", 2, limit_seconds=90)]
@@ -430,7 +429,6 @@ def test_ranks_read_what_one_rank_would_and_resume_on_another_number(folder):
     assert one["tokens"] == batches[7][:2]
 
 
-@pytest.mark.dist
 def test_a_pair_that_one_rank_lacks_is_named_on_every_rank(folder):
     script = (
         "import os, json, trackbed\n"
@@ -448,7 +446,6 @@ def test_a_pair_that_one_rank_lacks_is_named_on_every_rank(folder):
     )
 
 
-@pytest.mark.dist
 @pytest.mark.usefixtures("deaf_store")
 def test_a_rank_that_waits_for_a_store_hears_of_the_failure_of_another(folder, bucket, monkeypatch):
     monkeypatch.setenv("TRACKBED_STORE_TIMEOUT", "60")
@@ -501,7 +498,6 @@ def test_an_address_that_became_a_path_is_told_so():
         trackbed.open_blend(prefixes=[Path("s3://bucket/web")], sequence_length=8, tokenizer="bytes")
 
 
-@pytest.mark.dist
 def test_a_part_of_the_last_step_may_be_empty(folder):
     program = (
         "import json, trackbed\n"

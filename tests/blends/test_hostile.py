@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from hostile import Case, check, run_cases
+from tests.support.hostile.hostile import Case, check, run_cases
 from trackbed.tokens import IndexedDatasetBuilder
 
 FAST, FULL = 30, 200

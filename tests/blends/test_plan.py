@@ -7,8 +7,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from blends import VOCAB, write_pair, write_pairs
-from tiers import with_files
+from tests.support.files.blends import VOCAB, write_pair, write_pairs
+from tests.support.tiers import with_files
 from trackbed.blends import measure_blend, plan_blend, read_blend_file
 from trackbed.builder import BlendedMegatronDatasetBuilder
 from trackbed.datasets import BlendedDataset, NullTokenizer

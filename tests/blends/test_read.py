@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 import tiktoken
 
-from tokenizer_files import PLUGIN, write_plain_folder, write_sentencepiece, write_wordpiece
+from tests.support.files.tokenizer_files import PLUGIN, write_plain_folder, write_sentencepiece, write_wordpiece
 from trackbed.blends import SizeEntry, StatedTokenizer, parse_count, read_blend_file
 from trackbed.blends.read import OPTIONS
 from trackbed.blends.tokenizer import make_tokenizer

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blends import write_pair, write_pairs
-from stored_pairs import upload
+from tests.support.files.blends import write_pair, write_pairs
+from tests.support.files.stored_pairs import upload
 from trackbed.blends import measure_blend, plan_blend, read_blend_file, read_blend_table
 from trackbed.blends.members import pair_ids
 from trackbed.errors import BlendFileError

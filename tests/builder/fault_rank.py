@@ -13,9 +13,9 @@ import threading
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from blends import BlendedMegatronDatasetBuilder, GPTDataset, gpt_config
+from tests.support.files.blends import BlendedMegatronDatasetBuilder, GPTDataset, gpt_config
 from trackbed.builder import builder
 from trackbed.comm.launch import group_from_environment
 from trackbed.index.legacy_random import clear_shuffle_cache

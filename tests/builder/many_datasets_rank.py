@@ -15,9 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from blends import build, gpt_config, write_pair
+from tests.support.files.blends import build, gpt_config, write_pair
 
 DOCUMENTS = 1200
 LENGTH = 4

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import trackbed.cache.notes
-from blends import build, gpt_config, tokens_of
+from tests.support.files.blends import build, gpt_config, tokens_of
 
 LARGE = (90_000, 100, 100)
 

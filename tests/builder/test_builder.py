@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from blends import build, gpt_config, tokens_of, write_pair, write_pairs
+from tests.support.files.blends import build, gpt_config, tokens_of, write_pair, write_pairs
 from trackbed.builder import BlendedMegatronDatasetBuilder, build_generic_dataset
 from trackbed.datasets import BlendedDataset, GPTDataset, MegatronDataset
 from trackbed.errors import ArgumentError, CacheError, PlanError

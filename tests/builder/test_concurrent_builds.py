@@ -6,16 +6,15 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
-from blends import build, gpt_config, tokens_of, write_pairs
-from small_entries import files_in, problems
+from tests.support import ROOT
+from tests.support.files.blends import build, gpt_config, tokens_of, write_pairs
+from tests.support.files.small_entries import files_in, problems
 
 pytestmark = pytest.mark.dist
 
-TESTS = str(Path(__file__).parents[1])
 SIZES = (300, 20, 20)
 
 # Builds the cache of each round at the same moment as the others do.
@@ -26,8 +25,8 @@ base, first, rounds, crowd = Path(sys.argv[1]), *map(int, sys.argv[2:5])
 sys.path.insert(0, sys.argv[5])
 import torch
 torch.set_num_threads(1)
-from blends import build, gpt_config, tokens_of
-from test_concurrent_builds import SIZES, config
+from tests.support.files.blends import build, gpt_config, tokens_of
+from tests.builder.test_concurrent_builds import SIZES, config
 for turn in range(first, first + rounds):
     gate = base / f"gate{turn}"
     gate.mkdir(exist_ok=True)
@@ -47,8 +46,8 @@ def config(base, cache):
 
 
 def start(base, *, first=0, rounds=1, crowd=1):
-    command = [sys.executable, "-W", "ignore", "-c", BUILDER, base, str(first), str(rounds), str(crowd), TESTS]
-    environment = {**os.environ, "PYTHONHASHSEED": "0", "PYTHONPATH": str(Path(__file__).parent)}
+    command = [sys.executable, "-W", "ignore", "-c", BUILDER, base, str(first), str(rounds), str(crowd), str(ROOT)]
+    environment = {**os.environ, "PYTHONHASHSEED": "0", "PYTHONPATH": str(ROOT)}
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
 
 

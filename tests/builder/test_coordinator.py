@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from blends import build, gpt_config, tokens_of, write_pairs
+from tests.support import ROOT
+from tests.support.files.blends import build, gpt_config, tokens_of, write_pairs
 from trackbed.builder import BlendedMegatronDatasetBuilder
 from trackbed.comm.threads import run_ranks as run_ranks_in_threads
 from trackbed.datasets import GPTDataset
@@ -21,7 +22,7 @@ RANK = """
 import json, sys
 import torch.distributed
 sys.path.insert(0, sys.argv[1])
-from blends import BlendedMegatronDatasetBuilder, GPTDataset, gpt_config, tokens_of
+from tests.support.files.blends import BlendedMegatronDatasetBuilder, GPTDataset, gpt_config, tokens_of
 from pathlib import Path
 
 torch.distributed.init_process_group("gloo")
@@ -47,7 +48,7 @@ def run_ranks(cache, prefixes, *, absent=(), size=2, threads=1, weights=(3, 2, 1
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     given = [str(cache), json.dumps(prefixes), json.dumps(list(absent)), str(threads), json.dumps(weights)]
-    arguments = [str(Path(__file__).parents[1]), *given]
+    arguments = [str(ROOT), *given]
     processes = [
         subprocess.Popen(
             [sys.executable, "-W", "ignore", "-c", RANK, *arguments],

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from blends import build, gpt_config, write_pairs
-from small_entries import problems
+from tests.support.files.blends import build, gpt_config, write_pairs
+from tests.support.files.small_entries import problems
 from trackbed.errors import CacheError
 from trackbed.loading import BatchStream, MegatronPretrainingSampler, provenance
 

@@ -7,8 +7,8 @@ import pickle
 import numpy as np
 import pytest
 
-from blends import build, gpt_config, tokens_of, write_pair, write_pairs
-from tidy import remove_folder
+from tests.support.files.blends import build, gpt_config, tokens_of, write_pair, write_pairs
+from tests.support.files.tidy import remove_folder
 from trackbed.cache import await_flush, take_inventory
 from trackbed.comm import run_ranks
 from trackbed.errors import ArgumentError, CacheError, FormatError

@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from blends import (
+from tests.support.files.blends import (
     BlendedMegatronDatasetBuilder,
     GPTDataset,
     build,

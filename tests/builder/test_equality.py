@@ -5,8 +5,8 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from generated import builder_of, built, configurations, files_in
-from tidy import remove_folder
+from tests.support.files.generated import builder_of, built, configurations, files_in
+from tests.support.files.tidy import remove_folder
 from trackbed.comm import run_ranks
 from trackbed.errors import CollectiveError
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from blends import BlendedMegatronDatasetBuilder, GPTDataset, gpt_config, write_pairs
+from tests.support.files.blends import BlendedMegatronDatasetBuilder, GPTDataset, gpt_config, write_pairs
 from trackbed.comm import run_ranks
 from trackbed.comm.store import MemoryStore
 

@@ -11,13 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from blends import build, gpt_config, write_pair
-from generated import files_in
-from launching import QUIET, environments, free_port
-from slurm import running_slurm
-from tidy import remove_folder
-
-pytestmark = pytest.mark.dist
+from tests.support.files.blends import build, gpt_config, write_pair
+from tests.support.files.generated import files_in
+from tests.support.files.tidy import remove_folder
+from tests.support.processes.launching import QUIET, environments, free_port
+from tests.support.processes.slurm import running_slurm
 
 RANK = Path(__file__).with_name("fault_rank.py")
 LIMIT_SECONDS = 60

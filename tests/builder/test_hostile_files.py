@@ -14,14 +14,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from blends import build, gpt_config, tokens_of, write_pair, write_pairs
-from hostile_files import run_mutants
-from mutations import replace_by
+from tests.support import ROOT
+from tests.support.files.blends import build, gpt_config, tokens_of, write_pair, write_pairs
+from tests.support.hostile.files import run_mutants
+from tests.support.hostile.mutations import replace_by
 from trackbed.cache import await_flush, find_problems, take_inventory
 from trackbed.errors import CacheError, FormatError, TrackbedError
 from trackbed.tokens import IndexedDataset
 
-TESTS = str(Path(__file__).parents[1])
 SIZES = (60, 6, 6)
 
 
@@ -218,8 +218,8 @@ AS_NOBODY = """
 import os, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
-from test_hostile_files import SIZES, config_of
-from blends import build
+from tests.builder.test_hostile_files import SIZES, config_of
+from tests.support.files.blends import build
 if os.geteuid() == 0:  # whom no mode of a folder stops
     os.setgid(65534)
     os.setuid(65534)
@@ -241,8 +241,8 @@ def test_an_index_that_is_missing_where_a_user_may_not_write_is_an_error_that_sa
         folders = [one for one in (folder / "cache", *(folder / "cache").rglob("*")) if one.is_dir()]
         for one in folders:
             one.chmod(0o555)
-        arguments = [sys.executable, "-c", AS_NOBODY, name, str(Path(__file__).parent)]
-        environment = {**os.environ, "PYTHONPATH": TESTS}
+        arguments = [sys.executable, "-c", AS_NOBODY, name, str(ROOT)]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         done = subprocess.run(arguments, capture_output=True, text=True, check=False, env=environment)
         for one in folders:
             one.chmod(0o755)

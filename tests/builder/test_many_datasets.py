@@ -9,9 +9,9 @@ from threading import Thread
 
 import numpy as np
 import pytest
-from many_datasets_rank import write_pairs
 
-from blends import build, gpt_config, tokens_of, write_pair
+from tests.builder.many_datasets_rank import write_pairs
+from tests.support.files.blends import build, gpt_config, tokens_of, write_pair
 from trackbed.files import DESCRIPTORS, MAPS
 from trackbed.tokens import IndexedDataset
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from blends import build, gpt_config, write_pairs
-from tidy import remove_folder
+from tests.support.files.blends import build, gpt_config, write_pairs
+from tests.support.files.tidy import remove_folder
 from trackbed.builder import BlendedMegatronDatasetBuilder
 from trackbed.cache import await_flush, plan_removal, take_inventory
 from trackbed.cache.notes import find_note_files, flush_later, read_notes

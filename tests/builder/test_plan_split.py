@@ -3,7 +3,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blends import gpt_config
+from tests.support.files.blends import gpt_config
 from trackbed.builder.plan_split import plan_shares
 from trackbed.index import normalize
 

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from blends import build, gpt_config, tokens_of, write_pair, write_pairs
-from tidy import remove_folder
+from tests.support import ROOT
+from tests.support.files.blends import build, gpt_config, tokens_of, write_pair, write_pairs
+from tests.support.files.tidy import remove_folder
 from trackbed.cache import await_flush, take_inventory
 from trackbed.cli.main import trackbed
 from trackbed.tokens import IndexedDatasetBuilder
@@ -169,13 +170,13 @@ def test_a_flush_that_the_system_refuses_marks_nothing(tmp_path):
     """The same with the real call, which the kernel's tracer makes fail."""
     config_of(tmp_path)
     program = (
-        "import sys; from pathlib import Path; sys.path.insert(0, sys.argv[2]); import blends;"
+        "import sys; from pathlib import Path; sys.path.insert(0, sys.argv[2]); from tests.support.files import blends;"
         "from trackbed.cache import await_flush; folder = Path(sys.argv[1]);"
         "config = blends.gpt_config(folder / 'cache', blend=([str(folder / 'pair0')], None), split='8,1,1');"
         "print(len(blends.build(config)[0])); await_flush()"
     )
     inject = ["strace", "-f", "-o", str(tmp_path / "trace"), "-e", "trace=syncfs", "-e", "inject=syncfs:error=EIO"]
-    arguments = ["python", "-c", program, str(tmp_path), str(Path(__file__).parents[1])]
+    arguments = ["python", "-c", program, str(tmp_path), str(ROOT)]
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     done = subprocess.run([*inject, *arguments], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

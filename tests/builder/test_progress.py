@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from blends import BlendedMegatronDatasetBuilder, GPTDataset, gpt_config, write_pair
+from tests.support.files.blends import BlendedMegatronDatasetBuilder, GPTDataset, gpt_config, write_pair
 from trackbed.comm import run_ranks
 from trackbed.errors import CollectiveError
 

@@ -5,8 +5,8 @@ import time
 import pytest
 import torch
 
-from blends import gpt_config, write_pairs
-from stored_pairs import upload
+from tests.support.files.blends import gpt_config, write_pairs
+from tests.support.files.stored_pairs import upload
 from trackbed.builder import BlendedMegatronDatasetBuilder
 from trackbed.comm.threads import run_ranks
 from trackbed.datasets import GPTDataset

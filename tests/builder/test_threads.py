@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from small_entries import SmallKind, arrays, entry, expected, lazy, problems, request
+from tests.support.files.small_entries import SmallKind, arrays, entry, expected, lazy, problems, request
 from trackbed.builder.executor import Executor
 
 ROWS = 10

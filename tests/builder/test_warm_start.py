@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from blends import build, gpt_config, write_pair
+from tests.support import ROOT
+from tests.support.files.blends import build, gpt_config, write_pair
 
 pytestmark = pytest.mark.dist
 
@@ -20,7 +21,7 @@ CALLS = "trace=%file,%desc,mmap,munmap"
 PROGRAM = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from blends import BlendedMegatronDatasetBuilder, GPTDataset, gpt_config
+from tests.support.files.blends import BlendedMegatronDatasetBuilder, GPTDataset, gpt_config
 from pathlib import Path
 from trackbed.comm import run_ranks
 
@@ -68,7 +69,7 @@ def arguments(folder, count, size):
         "ignore",
         "-c",
         PROGRAM,
-        str(Path(__file__).parents[1]),
+        str(ROOT),
         str(folder),
         *map(str, (count, size)),
     ]

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from small_entries import SmallKind, arrays, entry, expected, lazy, problems, request
+from tests.support.files.small_entries import SmallKind, arrays, entry, expected, lazy, problems, request
 from trackbed.builder.coordinator import Coordinator
 from trackbed.comm import run_ranks
 from trackbed.errors import CollectiveError

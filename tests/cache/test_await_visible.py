@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from small_entries import STEM, arrays, collecting, entry, lazy, open_, request, seeds_in
+from tests.support.files.small_entries import STEM, arrays, collecting, entry, lazy, open_, request, seeds_in
 from trackbed.cache import await_visible
 from trackbed.cancellation import polling
 from trackbed.errors import CacheError

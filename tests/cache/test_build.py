@@ -9,7 +9,18 @@ import numpy as np
 import orjson
 import pytest
 
-from small_entries import ARRAYS, SmallKind, arrays, build_all, entry, files_in, lazy, open_, problems, seeds_in
+from tests.support.files.small_entries import (
+    ARRAYS,
+    SmallKind,
+    arrays,
+    build_all,
+    entry,
+    files_in,
+    lazy,
+    open_,
+    problems,
+    seeds_in,
+)
 from trackbed.cache import State, await_flush, look_up, take_inventory
 from trackbed.errors import CacheError
 

@@ -10,7 +10,7 @@ import zlib
 import numpy as np
 import pytest
 
-from small_entries import request
+from tests.support.files.small_entries import request
 from trackbed.cache import ArraySpec, Entry
 from trackbed.cache import build as building
 from trackbed.datasets.start import Start, open_index

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from small_entries import STEM, collecting, files_in, open_, problems, seeds_in
+from tests.support.files.small_entries import STEM, collecting, files_in, open_, problems, seeds_in
 from trackbed.cache import entries_in_use, plan_removal, remove, take_inventory
 from trackbed.cache.npy import map_npy
 from trackbed.files import new_partial

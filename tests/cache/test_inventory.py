@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from small_entries import ARRAYS, STEM, arrays, collecting, entry, open_, problems
+from tests.support.files.small_entries import ARRAYS, STEM, arrays, collecting, entry, open_, problems
 from trackbed.cache import Condition, await_flush, bytes_to_read, find_problems, take_inventory
 from trackbed.files import Writer, new_partial
 

@@ -4,8 +4,8 @@ import shutil
 
 import pytest
 
-from small_entries import STEM, arrays, entry, files_in, open_, problems, seeds_in
-from stepping import WAYS, finish, kill_at, start, steps
+from tests.support.files.small_entries import STEM, arrays, entry, files_in, open_, problems, seeds_in
+from tests.support.models.stepping import WAYS, finish, kill_at, start, steps
 
 ENTRIES = {f"{seed:032x}-GPTDataset-train": seed for seed in (1, 2, 3)}
 

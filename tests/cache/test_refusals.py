@@ -10,13 +10,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from small_entries import STEM, arrays, collecting, entry, expected, files_in, open_, problems, seeds_in
+from tests.support import ROOT
+from tests.support.files.small_entries import (
+    STEM,
+    arrays,
+    collecting,
+    entry,
+    expected,
+    files_in,
+    open_,
+    problems,
+    seeds_in,
+)
 from trackbed.cache import build as building
 from trackbed.cache.lookup import advice_on
 from trackbed.errors import CacheError
 from trackbed.files import publish
 
-TESTS = str(Path(__file__).parents[1])
 LARGE_ROWS = 2_000_000
 
 
@@ -76,7 +86,7 @@ AS_NOBODY = """
 import os, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
-from small_entries import open_, seeds_in
+from tests.support.files.small_entries import open_, seeds_in
 if os.geteuid() == 0:  # whom no mode of a folder stops
     os.setgid(65534)
     os.setuid(65534)
@@ -101,7 +111,7 @@ def test_a_folder_that_a_user_may_not_write_to_serves_what_is_there_and_names_wh
     for path in [forbidden, *forbidden.rglob("*")]:
         if path.is_dir():
             path.chmod(0o555)
-    command = [sys.executable, "-c", AS_NOBODY, str(forbidden), TESTS]
+    command = [sys.executable, "-c", AS_NOBODY, str(forbidden), str(ROOT)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert "CacheError" in done.stderr
     assert "Permission denied; path_to_cache must name a folder that you may read from and write to" in done.stderr

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from small_entries import STEM, entry, files_in, open_, problems, seeds_in
-from stepping import CALLS, WAYS, finish, pause_at, start, steps
+from tests.support import ROOT
+from tests.support.files.small_entries import STEM, entry, files_in, open_, problems, seeds_in
+from tests.support.models.stepping import CALLS, WAYS, finish, pause_at, start, steps
 from trackbed.cache import take_inventory
 
 SLOW = pytest.mark.slow
-TESTS = str(Path(__file__).parents[1])
 
 
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace stops at a call")
@@ -115,7 +115,7 @@ ROUNDS = """
 import os, sys, time
 from pathlib import Path
 sys.path.insert(0, sys.argv[4])
-from small_entries import open_, seeds_in
+from tests.support.files.small_entries import open_, seeds_in
 from trackbed.cache import await_flush
 
 base, seed, rounds = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
@@ -136,7 +136,7 @@ for turn in range(rounds):
 def test_builders_of_different_entries_under_one_name_never_mix_them(tmp_path, rounds):
     seeds = [1, 2, 3, 1, 2, 3]
     processes = [
-        subprocess.Popen([sys.executable, "-c", ROUNDS, tmp_path, str(seed), str(rounds), TESTS, str(len(seeds))])
+        subprocess.Popen([sys.executable, "-c", ROUNDS, tmp_path, str(seed), str(rounds), str(ROOT), str(len(seeds))])
         for seed in seeds
     ]
     try:

@@ -9,11 +9,11 @@ import pickle
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import torch.distributed as dist
-from states import check_loaded, state_of
 
+from tests.support.checkpoints.states import check_loaded, state_of
 from trackbed.checkpoint import load, save
 from trackbed.megatron.checkpoints import serialization
 from trackbed.megatron.checkpoints.fully_parallel import (

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from few_entries import state, tensor, wanted
 
+from tests.support.checkpoints.few_entries import state, tensor, wanted
 from trackbed.checkpoint import ShardedTensor, differing_keys, load, open_checkpoint, save
 from trackbed.checkpoint.plan.exchange import plan_parts
 from trackbed.checkpoint.plan.table import join_tables, tabulate

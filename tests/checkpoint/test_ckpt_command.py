@@ -7,8 +7,8 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from click.testing import CliRunner
-from hostile_checkpoints import HOSTILE, write_whole
 
+from tests.support.hostile.checkpoints import HOSTILE, write_whole
 from trackbed.checkpoint import ShardedObject, ShardedTensor, load, save
 from trackbed.cli.main import trackbed
 from trackbed.comm import run_ranks

@@ -20,7 +20,7 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tiers import with_files
+from tests.support.tiers import with_files
 from trackbed.checkpoint import ShardedObject, ShardedTensor, find_damage, load, save
 from trackbed.checkpoint.format.allowed_classes import naming_unknown
 from trackbed.cli.main import trackbed as command

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from states import shardings, worlds
 
-from launching import run_script
+from tests.support.checkpoints.states import shardings, worlds
+from tests.support.processes.launching import run_script
 
 RANK = Path(__file__).parent / "layout_rank.py"
 

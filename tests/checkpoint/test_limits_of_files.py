@@ -4,10 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from launching import run_script
+from tests.support.processes.launching import run_script
 
 
-@pytest.mark.dist
 @pytest.mark.parametrize("kind", ["file", "tcp"])
 def test_a_limit_of_the_size_of_files_is_named_on_every_rank(kind, tmp_path):
     script = Path(__file__).parent / "limited_rank.py"

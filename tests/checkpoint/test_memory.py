@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from launching import run_script
+from tests.support.processes.launching import run_script
 from trackbed.checkpoint import ShardedTensor, save
 
 MIB = 1 << 20

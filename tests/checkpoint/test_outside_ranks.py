@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from launching import run_script
+from tests.support.processes.launching import run_script
 from trackbed.checkpoint import latest_checkpoint, load
 from trackbed.checkpoint.save import save
 from trackbed.errors import ArgumentError
@@ -15,7 +15,6 @@ RANK = Path(__file__).parent / "outside_rank.py"
 OUTSIDE = "process_group: this process must belong to it, but rank 1 does not"
 
 
-@pytest.mark.dist
 def test_a_rank_outside_the_group_is_told_so_by_each_function(tmp_path):
     inside, outside = run_script(RANK, 2, tmp_path, limit_seconds=60)
     names = ["save", "load", "latest_checkpoint", "sharded_state", "load_sharded_state"]

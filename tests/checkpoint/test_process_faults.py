@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from fault_ranks import ONLY_RANK_0, PHASES, SIZE
+
+from tests.checkpoint.fault_ranks import ONLY_RANK_0, PHASES, SIZE
 
 SCRIPT = Path(__file__).parent / "fault_ranks.py"
 

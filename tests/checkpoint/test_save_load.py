@@ -10,9 +10,9 @@ import torch
 import torch.distributed.checkpoint as dcp
 from hypothesis import given
 from hypothesis import strategies as st
-from states import check_loaded, shardings, state_of, worlds
 
-from tiers import with_files
+from tests.support.checkpoints.states import check_loaded, shardings, state_of, worlds
+from tests.support.tiers import with_files
 from trackbed.checkpoint import find_damage, open_checkpoint
 from trackbed.checkpoint.load import load
 from trackbed.checkpoint.plan.assignment import plan_balanced

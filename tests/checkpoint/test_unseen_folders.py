@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from launching import run_script
+from tests.support.processes.launching import run_script
 
 RANK = Path(__file__).parent / "unseen_folder_rank.py"
 
 
-@pytest.mark.dist
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("mount") is None, reason="mounting a file system needs root")
 def test_a_folder_that_a_rank_does_not_see_is_an_error_on_all(tmp_path):
     (first, names), (second,) = run_script(RANK, 2, tmp_path, limit_seconds=60)

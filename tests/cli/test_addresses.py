@@ -10,8 +10,8 @@ import time
 
 import pytest
 
-from blends import write_pairs
-from stored_pairs import upload
+from tests.support.files.blends import write_pairs
+from tests.support.files.stored_pairs import upload
 from trackbed.tokens import verify
 
 

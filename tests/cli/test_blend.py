@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from blends import write_pair, write_pairs
+from tests.support.files.blends import write_pair, write_pairs
 
 BLEND = """\
 version = 1

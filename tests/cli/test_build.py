@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from blends import write_pair, write_pairs
-from tidy import remove_folder
+from tests.support.files.blends import write_pair, write_pairs
+from tests.support.files.tidy import remove_folder
 
 BLEND = """\
 version = 1

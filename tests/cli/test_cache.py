@@ -6,8 +6,8 @@ from pathlib import Path
 import click
 import pytest
 
-from blends import build, gpt_config, write_pair
-from small_entries import STEM, open_
+from tests.support.files.blends import build, gpt_config, write_pair
+from tests.support.files.small_entries import STEM, open_
 from trackbed.cache import await_flush
 from trackbed.cli.parse import Duration, Size
 from trackbed.files import new_partial

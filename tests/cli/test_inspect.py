@@ -1,7 +1,7 @@
 import json
 from pathlib import Path
 
-from blends import build, gpt_config, write_pairs
+from tests.support.files.blends import build, gpt_config, write_pairs
 
 
 def test_it_shows_counts_and_a_histogram_of_lengths(run, pair):

@@ -81,7 +81,7 @@ def test_in_utf8_nothing_is_escaped(folder):
 
 
 def test_the_name_of_a_pair_may_be_of_any_script_or_bytes(tmp_path):
-    from built_pair import build
+    from tests.support.files.built_pair import build
 
     environment = ENCODINGS["POSIX"][1]
     for name in ("\u6771", os.fsdecode(b"\xff")):

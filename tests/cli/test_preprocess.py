@@ -10,7 +10,7 @@ import pytest
 from tokenizers import BertWordPieceTokenizer
 
 import trackbed.preprocess
-from tokenizer_files import write_byt5_folder, write_sentencepiece, write_wordpiece
+from tests.support.files.tokenizer_files import write_byt5_folder, write_sentencepiece, write_wordpiece
 from trackbed.datasets import ByteTokenizer, open_tokenizer
 from trackbed.tokens import IndexedDataset, verify_content
 

@@ -3,7 +3,7 @@ import re
 
 import pytest
 
-from blends import write_pair, write_pairs
+from tests.support.files.blends import write_pair, write_pairs
 from trackbed.tokens import IndexedDataset
 
 BLEND = """\

@@ -7,8 +7,8 @@ import time
 import pytest
 from torch.distributed import TCPStore
 
-from comm.counting import CountingStore
-from contracts.group import on_two_threads, result_of
+from tests.comm.counting import CountingStore
+from tests.support.contracts.group import on_two_threads, result_of
 from trackbed.comm import run_ranks
 from trackbed.comm.sealed_store import SealedStore
 from trackbed.comm.store import MemoryStore, StoreTampered

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from comm.counting import CountingStore
+from tests.comm.counting import CountingStore
 from trackbed.comm import run_ranks
 from trackbed.comm.store import MemoryStore
 from trackbed.errors import CollectiveError

@@ -10,15 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from comm.ended_rank import WAYS
-from launching import run_script
+from tests.comm.ended_rank import WAYS
+from tests.support.processes.launching import run_script
 from trackbed.comm import peers
 from trackbed.comm.peers import Peers
 from trackbed.comm.report import describe_ended
 from trackbed.comm.store import MemoryStore, StoreTampered
 
 
-@pytest.mark.dist
 @pytest.mark.parametrize("way", WAYS)
 def test_a_rank_that_is_gone_is_named_in_every_kind_of_wait(way, tmp_path):
     found = run_script(
@@ -31,7 +30,6 @@ def test_a_rank_that_is_gone_is_named_in_every_kind_of_wait(way, tmp_path):
     assert not (tmp_path / "checkpoint").exists()
 
 
-@pytest.mark.dist
 def test_a_rank_that_ends_without_an_error_is_named_too():
     found = run_script(Path(__file__).with_name("ended_rank.py"), 2, "barrier", "exit", gone=1, limit_seconds=50)
     (((error, seconds),),) = found
@@ -39,7 +37,6 @@ def test_a_rank_that_ends_without_an_error_is_named_too():
     assert seconds < 4
 
 
-@pytest.mark.dist
 def test_the_process_of_the_store_waits_for_the_last_reader_though_another_one_has_read_and_ended():
     found = run_script(Path(__file__).with_name("late_reader_rank.py"), 3, limit_seconds=50)
     assert found == [["left"]] * 3

@@ -5,7 +5,7 @@ from itertools import count
 import pytest
 from torch.distributed import FileStore, HashStore, TCPStore
 
-from contracts.group import GroupContract, SharedGroupContract
+from tests.support.contracts.group import GroupContract, SharedGroupContract
 from trackbed.comm import SOLO, run_ranks
 from trackbed.comm.torch_store import share_store
 

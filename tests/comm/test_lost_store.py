@@ -10,7 +10,7 @@ import time
 import pytest
 from torch.distributed import PrefixStore
 
-from contracts.group import result_of
+from tests.support.contracts.group import result_of
 from trackbed.comm import run_ranks, torch_store
 from trackbed.comm.store import StoreUnreachable
 from trackbed.comm.torch_store import TimeoutStore, connect_to, share_store

@@ -11,9 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from launching import QUIET, environments, free_port, run_script
-
-pytestmark = pytest.mark.dist
+from tests.support.processes.launching import QUIET, environments, free_port, run_script
 
 RANK = Path(__file__).with_name("rank.py")
 LIMIT_SECONDS = 60

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from comm import stranger
-from launching import environments
+from tests.comm import stranger
+from tests.support.processes.launching import environments
 from trackbed.comm import run_ranks
 from trackbed.comm.server_socket import listen_at, own_addresses
 from trackbed.comm.store import MemoryStore
@@ -60,7 +60,6 @@ def attacked(mode, *, turns=100_000, secrets=("secret",) * SIZE):
     return reports, "".join(out + err for out, err in outputs)
 
 
-@pytest.mark.dist
 @pytest.mark.parametrize("mode", ATTACKS)
 def test_a_stranger_without_the_secret_can_end_a_job_but_is_never_trusted(mode):
     reports, text = attacked(mode)
@@ -72,20 +71,17 @@ def test_a_stranger_without_the_secret_can_end_a_job_but_is_never_trusted(mode):
     assert max(report["seconds"] for report in reports) < 2 * TIMEOUT_SECONDS + 4, reports
 
 
-@pytest.mark.dist
 def test_a_stranger_who_only_looks_changes_nothing():
     reports, _ = attacked("look", turns=20)
     assert [(report["raised"], report["turns"]) for report in reports] == [(None, 20)] * SIZE
 
 
-@pytest.mark.dist
 def test_a_rank_with_another_secret_is_not_trusted():
     reports, _ = attacked(None, turns=5, secrets=("secret", "secret", "another"))
     assert all(report["raised"] for report in reports), reports
     assert any("ranks whose secrets differ" in report["raised"] for report in reports)
 
 
-@pytest.mark.dist
 def test_the_store_of_ranks_on_one_host_listens_on_no_other_interface(monkeypatch):
     others = other_addresses()
     if not others:

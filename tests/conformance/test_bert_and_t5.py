@@ -6,13 +6,13 @@ from collections import Counter
 import pytest
 import torch
 from hypothesis import given, settings
-from masked_cases import masked_cases
 from megatron.core.datasets.t5_dataset import T5MaskedWordPieceDataset as MegatronT5
-from oracle import ask_ranks, ask_trackbed, running
-from test_datasets import _SETTINGS, FULL, stamps, verdict
 
 import trackbed.megatron  # noqa: F401  its finder makes trackbed.megatron.core importable
-from tidy import remove_folder
+from tests.conformance.test_datasets import _SETTINGS, FULL, stamps, verdict
+from tests.support.files.tidy import remove_folder
+from tests.support.megatron_core.masked_cases import masked_cases
+from tests.support.megatron_core.oracle import ask_ranks, ask_trackbed, running
 from trackbed.datasets import T5MaskedWordPieceDataset
 
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from megatron.core.datasets import helpers
 
-import tiers
+from tests.support import tiers
 from trackbed.index import exhaustive_blend, greedy_blend
 from trackbed.kernels import reference
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from launching import run_script
+from tests.support.processes.launching import run_script
 
 HERE = Path(__file__).parent
 SHIM = str(HERE / "megatron_lm")
@@ -21,7 +21,6 @@ def run(program, action, layout, folder):
     return found[0][0]
 
 
-@pytest.mark.dist
 @pytest.mark.parametrize(
     ("saved", "loaded"),
     [
@@ -34,7 +33,6 @@ def test_trackbed_loads_what_it_saves_in_another_layout(tmp_path, saved, loaded)
     run("trackbed", "load", loaded, tmp_path)
 
 
-@pytest.mark.dist
 @pytest.mark.parametrize(
     ("saver", "saved", "loaded"),
     [

@@ -8,13 +8,13 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from cases import Case, Data, cases, flags
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from oracle import ask_trackbed, build_with_trackbed, running
 
 import trackbed.megatron  # noqa: F401  its finder makes trackbed.megatron.core importable
-from tidy import remove_folder
+from tests.support.files.tidy import remove_folder
+from tests.support.megatron_core.cases import Case, Data, cases, flags
+from tests.support.megatron_core.oracle import ask_trackbed, build_with_trackbed, running
 
 NEWER_THAN_0_10 = ("mid_level_dataset_surplus", "allow_ambiguous_pad_tokens")
 OUR_ERRORS = ("ArgumentError", "FormatError", "OversampleError", "PlanError")

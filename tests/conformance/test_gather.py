@@ -4,13 +4,13 @@ import os
 import warnings
 
 import pytest
-from cases import cases
 from hypothesis import HealthCheck, Phase, given, settings
-from observe import digest
-from oracle import build_with_trackbed, running
 
 import trackbed.megatron  # noqa: F401  its finder makes trackbed.megatron.core importable
-from tidy import remove_folder
+from tests.support.files.tidy import remove_folder
+from tests.support.megatron_core.cases import cases
+from tests.support.megatron_core.observe import digest
+from tests.support.megatron_core.oracle import build_with_trackbed, running
 from trackbed.errors import ArgumentError, TrackbedError
 
 FULL = os.environ.get("TRACKBED_TIER") == "full"

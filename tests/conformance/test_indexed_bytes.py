@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from megatron.core.datasets import indexed_dataset as oracle
 
-from tiers import with_files
+from tests.support.tiers import with_files
 from trackbed import tokens as ours
 from trackbed.errors import FormatError
 

@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
-from train_megatron import CASES, CLIP, STEPS
 
-from launching import run_script
+from tests.conformance.train_megatron import CASES, CLIP, STEPS
+from tests.support.processes.launching import run_script
 
 HERE = Path(__file__).parent
 LIMIT_SECONDS = 300
@@ -30,7 +30,6 @@ def installed(tmp_path_factory):
     return records(tmp_path_factory.mktemp("installed"), "--install")
 
 
-@pytest.mark.dist
 @pytest.mark.parametrize("case", CASES)
 def test_the_training_is_one_that_shows_differences(stock, case):
     steps, others = (rank[case] for rank in stock)
@@ -43,7 +42,6 @@ def test_the_training_is_one_that_shows_differences(stock, case):
     assert steps[0]["buckets"] == (6 if many else 2)
 
 
-@pytest.mark.dist
 @pytest.mark.parametrize("case", CASES)
 def test_megatron_trains_to_the_same_bits_on_trackbed(stock, installed, case):
     assert (stock[0]["buffers"], installed[0]["buffers"]) == ("megatron", "trackbed")

@@ -7,10 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from launching import run_script
+from tests.support.processes.launching import run_script
 from trackbed.tokens import IndexedDatasetBuilder
-
-pytestmark = pytest.mark.dist
 
 RANK = Path(__file__).with_name("other_classes_rank.py")
 LIMIT_SECONDS = 200

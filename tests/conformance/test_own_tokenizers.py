@@ -5,13 +5,13 @@ import json
 
 import pytest
 import tiktoken
-from cases import DEFAULT_TOKENIZER
 from click.testing import CliRunner
 from megatron.core.tokenizers.text.libraries import tiktoken_tokenizer
-from observe import answer
-from oracle import running
 
-from tokenizer_files import SCRIPTS, write_plain_folder, write_sentencepiece
+from tests.support.files.tokenizer_files import SCRIPTS, write_plain_folder, write_sentencepiece
+from tests.support.megatron_core.cases import DEFAULT_TOKENIZER
+from tests.support.megatron_core.observe import answer
+from tests.support.megatron_core.oracle import running
 from trackbed.blends import measure_blend, read_blend_file
 from trackbed.cli.main import trackbed
 from trackbed.datasets import open_tokenizer

@@ -1,13 +1,13 @@
 """Indices that several ranks build together, against those of Megatron Core."""
 
 import pytest
-from cases import cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracle import ask_ranks, running
 
 import trackbed.megatron  # noqa: F401  its finder makes trackbed.megatron.core importable
-from tidy import remove_folder
+from tests.support.files.tidy import remove_folder
+from tests.support.megatron_core.cases import cases
+from tests.support.megatron_core.oracle import ask_ranks, running
 
 QUICK = settings(max_examples=max(settings().max_examples // 2, 25))
 

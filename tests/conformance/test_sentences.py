@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-import punkt_model
+from tests.support.files import punkt_model
 from trackbed.datasets.tokenizers.bytes_and_numbers import ByteTokenizer
 from trackbed.preprocess import PreprocessConfig, open_splitter, preprocess
 

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 import torch.utils.data
-from cases import Case, cases
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from oracle import ask_ranks, ask_trackbed, build_with_trackbed
 
-from stored_pairs import upload
-from tidy import remove_folder
+from tests.support.files.stored_pairs import upload
+from tests.support.files.tidy import remove_folder
+from tests.support.megatron_core.cases import Case, cases
+from tests.support.megatron_core.oracle import ask_ranks, ask_trackbed, build_with_trackbed
 from trackbed.errors import ArgumentError, TrackbedError
 from trackbed.files.stores import parse_address
 from trackbed.loading import BatchStream

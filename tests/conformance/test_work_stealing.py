@@ -1,11 +1,11 @@
 """Taking over a Megatron job: from its arguments and what it has consumed, the next batch is the one it would read."""
 
 import pytest
-from cases import DEFAULT_TOKENIZER, identity
-from observe import sample
-from oracle import running
 
-from blends import VOCAB, write_pairs
+from tests.support.files.blends import VOCAB, write_pairs
+from tests.support.megatron_core.cases import DEFAULT_TOKENIZER, identity
+from tests.support.megatron_core.observe import sample
+from tests.support.megatron_core.oracle import running
 from trackbed.blends import measure_blend, read_blend_file
 from trackbed.builder import BlendedMegatronDatasetBuilder
 from trackbed.loading import MegatronPretrainingSampler

@@ -4,7 +4,7 @@ import inspect
 import numpy as np
 import pytest
 
-from blends import build, gpt_config, tokens_of, write_pair, write_pairs
+from tests.support.files.blends import build, gpt_config, tokens_of, write_pair, write_pairs
 from trackbed.datasets import BlendedMegatronDatasetConfig, GPTDataset, GPTDatasetConfig, NullTokenizer
 from trackbed.errors import ArgumentError
 from trackbed.index import InstantOrder, Permutation

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blends import GPTDataset, gpt_config, write_pair
+from tests.support.files.blends import GPTDataset, gpt_config, write_pair
 from trackbed.datasets.megatron_dataset import describe
 from trackbed.datasets.start import Start, shared
 from trackbed.index import Split

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import trackbed
-from blends import EOD, VOCAB, build, gpt_config
-from built_pair import build as write_documents
-from indexed_pair import Pair
+from tests.support.files.blends import EOD, VOCAB, build, gpt_config
+from tests.support.files.built_pair import build as write_documents
+from tests.support.files.indexed_pair import Pair
 from trackbed.builder import BlendedMegatronDatasetBuilder
 from trackbed.comm import run_ranks
 from trackbed.datasets import GPTDataset, NullTokenizer

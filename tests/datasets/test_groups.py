@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 
-from blends import build, gpt_config, tokens_of, write_pair, write_pairs
+from tests.support.files.blends import build, gpt_config, tokens_of, write_pair, write_pairs
 from trackbed.errors import ArgumentError
 from trackbed.tokens import merge
 

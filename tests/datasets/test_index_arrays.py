@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from blends import build, gpt_config, write_pair
+from tests.support.files.blends import build, gpt_config, write_pair
 from trackbed.datasets import GPTDataset, MockGPTDataset
 from trackbed.errors import ArgumentError
 from trackbed.index import Split

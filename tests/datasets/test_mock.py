@@ -1,6 +1,6 @@
 import pytest
 
-from blends import build, gpt_config, tokens_of, write_pairs
+from tests.support.files.blends import build, gpt_config, tokens_of, write_pairs
 from trackbed.datasets import GPTDataset, MockGPTDataset, NullTokenizer
 from trackbed.datasets.mock import MockGPTLowLevelDataset
 from trackbed.errors import ArgumentError, PlanError

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from blends import VOCAB, build
+from tests.support.files.blends import VOCAB, build
 from trackbed.datasets import MockGPTDataset, MockMultimodalDataset, MultimodalDatasetConfig, NullTokenizer
 from trackbed.errors import ArgumentError
 

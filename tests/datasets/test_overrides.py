@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from blends import build, gpt_config, write_pair
+from tests.support.files.blends import build, gpt_config, write_pair
 from trackbed.builder import BlendedMegatronDatasetBuilder
 from trackbed.datasets import BlendedDataset, GPTDataset, MockGPTDataset
 from trackbed.datasets.low_level import IndexedDataset

@@ -5,8 +5,8 @@ import time
 import pytest
 import torch
 
-from blends import build, gpt_config, write_pair, write_pairs
-from stored_pairs import upload
+from tests.support.files.blends import build, gpt_config, write_pair, write_pairs
+from tests.support.files.stored_pairs import upload
 from trackbed.errors import ArgumentError
 from trackbed.tokens.stored.budget import BUDGET
 

@@ -6,8 +6,8 @@ import time
 import pytest
 import torch
 
-from blends import build, gpt_config, write_pair
-from stored_pairs import upload
+from tests.support.files.blends import build, gpt_config, write_pair
+from tests.support.files.stored_pairs import upload
 from trackbed.errors import StoreError
 
 FAULTS = [500, 503, "reset", "reset body", "stall", "stall body", "cut", "overlong", "range", 403, 404, "tag", None]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from blends import write_pair
+from tests.support.files.blends import write_pair
 from trackbed.blends import measure_blend, read_blend_file
 from trackbed.blends.read import OPTIONS
 from trackbed.builder import BlendedMegatronDatasetBuilder

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import trackbed
-from launching import free_port
-from slurm import running_slurm
+from tests.support.processes.launching import free_port
+from tests.support.processes.slurm import running_slurm
 from trackbed.preprocess import PreprocessConfig, TrainingConfig, open_fastest_tokenizer, preprocess, train_tokenizer
 
 pytestmark = pytest.mark.slow

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support import ROOT
 from trackbed.cancellation import polling
 from trackbed.errors import ArgumentError
 from trackbed.files import Claim, FileSet, NewFile, commit_file_sets, read_stamps
@@ -213,8 +214,8 @@ def test_what_looks_in_ends_it_between_sets_and_nothing_partial_stays(tmp_path, 
 
 LIMITED = """
 import resource, sys
-sys.path[:0] = sys.argv[2:]
-from test_file_sets import folders_in, publish
+sys.path.insert(0, sys.argv[2])
+from tests.files.test_file_sets import folders_in, publish
 folders = folders_in(sys.argv[1])
 resource.setrlimit(resource.RLIMIT_NOFILE, (32, 32))
 assert publish(folders, [str(number) for number in range(200)])[0] == [0] * 200
@@ -222,8 +223,7 @@ assert publish(folders, [str(number) for number in range(200)])[0] == [0] * 200
 
 
 def test_many_sets_take_few_descriptors(tmp_path):
-    here = Path(__file__).parent
-    subprocess.run([sys.executable, "-c", LIMITED, tmp_path, here, here.parent], check=True)
+    subprocess.run([sys.executable, "-c", LIMITED, tmp_path, ROOT], check=True)
 
 
 @given(st.lists(st.binary(max_size=40), max_size=7))

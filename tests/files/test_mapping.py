@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from forked import run_in_fork
+from tests.support.processes.forked import run_in_fork
 from trackbed.files import drop_pages, map_readonly, read_ahead
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from forked import run_in_fork
+from tests.support.processes.forked import run_in_fork
 from trackbed.files import clear_dead_partials, flush_to_disk, new_partial, publish, remove_partial
 
 # Writes a partial file or folder of the path in argv, prints its name, and waits to be killed.

@@ -13,17 +13,17 @@ from pathlib import Path
 
 import pytest
 
-from saved_folders import FILES, fill, is_ours, save
-from stepping import fail_program_at, finish, kill_program_at, log_of, start_program, steps_of
+from tests.support import ROOT
+from tests.support.files.saved_folders import FILES, fill, is_ours, save
+from tests.support.models.stepping import fail_program_at, finish, kill_program_at, log_of, start_program, steps_of
 from trackbed.errors import ArgumentError
 from trackbed.files import commit_folder, make_partial_folder, remove_partial
 
-TESTS = str(Path(__file__).parents[1])
 PROGRAM = """
 import sys
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
-from saved_folders import save
+from tests.support.files.saved_folders import save
 save(Path(sys.argv[2]), "new")
 """
 CALLS = ("mkdir", "fsync", "rename", "renameat2", "unlink", "unlinkat", "rmdir")
@@ -184,7 +184,7 @@ def test_a_folder_is_published_by_a_relative_path(tmp_path, monkeypatch):
 
 
 def start(final, *tracing):
-    return start_program(PROGRAM, [TESTS, str(final)], log_of(final.parent), *tracing)
+    return start_program(PROGRAM, [str(ROOT), str(final)], log_of(final.parent), *tracing)
 
 
 def found_at(final):
@@ -261,7 +261,7 @@ AS_NOBODY = """
 import os, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
-from saved_folders import save
+from tests.support.files.saved_folders import save
 if os.geteuid() == 0:
     os.setgid(65534)
     os.setuid(65534)
@@ -281,7 +281,7 @@ def reachable():
 
 
 def save_as_nobody(final):
-    command = [sys.executable, "-W", "ignore", "-c", AS_NOBODY, TESTS, str(final)]
+    command = [sys.executable, "-W", "ignore", "-c", AS_NOBODY, str(ROOT), str(final)]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 

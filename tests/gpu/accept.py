@@ -32,13 +32,13 @@ SECTIONS = {
 def run(name: str, out: Path, *, is_dry: bool) -> dict:
     """Runs a section. Returns what it has found."""
     words, seconds = SECTIONS[name]
-    path = os.pathsep.join(map(str, (SITE, ROOT / "tests", ROOT)))
+    path = os.pathsep.join(map(str, (SITE, ROOT)))
     environment = {**os.environ, "PYTHONPATH": f"{path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
     if is_dry:
         environment["TRACKBED_GPU_DRY"] = "1"
     result = out / f"{'_'.join(words)}.json"
     result.unlink(missing_ok=True)
-    command = [sys.executable, "-m", f"gpu.sections.{words[0]}", *words[1:], "--out", str(out)]
+    command = [sys.executable, "-m", f"tests.gpu.sections.{words[0]}", *words[1:], "--out", str(out)]
     with (out / f"{name}.log").open("w") as log:
         process = subprocess.Popen(
             command, env=environment, stdout=log, stderr=subprocess.STDOUT, cwd=ROOT, start_new_session=True

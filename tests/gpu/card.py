@@ -11,7 +11,7 @@ import torch
 
 IS_DRY = bool(os.environ.get("TRACKBED_GPU_DRY"))
 if IS_DRY:
-    import conformance.megatron_lm.cuda_shim  # noqa: F401 - replaces streams and events
+    import tests.conformance.megatron_lm.cuda_shim  # noqa: F401 - replaces streams and events
 DEVICE = "cpu" if IS_DRY else "cuda"
 needs_cuda = pytest.mark.skipif(IS_DRY, reason="a rehearsal has no streams that run beside each other")
 

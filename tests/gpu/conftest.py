@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from gpu.card import IS_DRY
+from tests.gpu.card import IS_DRY
 
 # cuBLAS adds in one order only with this, and only if it is set before the first product.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

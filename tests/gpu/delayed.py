@@ -10,7 +10,7 @@ import time
 import numpy as np
 import torch
 
-from gpu.card import sleep
+from tests.gpu.card import sleep
 from trackbed.grads.collectives import DONE, Exchange
 from trackbed.grads.collectives.protocol import NO_LABEL
 

@@ -5,7 +5,7 @@ import contextlib
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from gpu.card import IS_DRY
+from tests.gpu.card import IS_DRY
 
 _WAITS = ("cudaStreamSynchronize", "cudaEventSynchronize", "cudaDeviceSynchronize", "cudaMemcpy")
 

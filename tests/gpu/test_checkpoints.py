@@ -10,7 +10,7 @@ from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load as load_dcp
 
 import trackbed
-from gpu.card import DEVICE, needs_cuda, scaled, sleep
+from tests.gpu.card import DEVICE, needs_cuda, scaled, sleep
 
 TYPES = [
     torch.float8_e4m3fn,

@@ -9,12 +9,12 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import trackbed
-from data_parallel import TYPES as ALL_TYPES
-from data_parallel import WAYS as ALL_WAYS
-from data_parallel import Case, loss_of, reference, run_steps, train, wrap
-from gpu.card import DEVICE, fewer, needs_cuda
-from gpu.delayed import DelayedCollectives
-from gpu.syncs import no_sync_allowed
+from tests.gpu.card import DEVICE, fewer, needs_cuda
+from tests.gpu.delayed import DelayedCollectives
+from tests.gpu.syncs import no_sync_allowed
+from tests.support.models.data_parallel import TYPES as ALL_TYPES
+from tests.support.models.data_parallel import WAYS as ALL_WAYS
+from tests.support.models.data_parallel import Case, loss_of, reference, run_steps, train, wrap
 from trackbed.grads import agreement
 from trackbed.grads.collectives import Label, TorchCollectives
 from trackbed.grads.collectives.protocol import shard_of

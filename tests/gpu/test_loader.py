@@ -7,9 +7,9 @@ import sys
 import pytest
 import torch
 
-from blends import build, gpt_config, write_pairs
-from gpu.card import needs_cuda, sleep
-from loading.test_device import WAYS
+from tests.gpu.card import needs_cuda, sleep
+from tests.loading.test_device import WAYS
+from tests.support.files.blends import build, gpt_config, write_pairs
 from trackbed.datasets import Batch
 from trackbed.loading import BatchStream, MegatronPretrainingSampler
 from trackbed.loading.device import DeviceCopies

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import trackbed
-from gpu.card import DEVICE, IS_DRY, fewer, needs_cuda
-from gpu.syncs import no_sync_allowed
+from tests.gpu.card import DEVICE, IS_DRY, fewer, needs_cuda
+from tests.gpu.syncs import no_sync_allowed
 from trackbed.optim import global_norm
 from trackbed.optim.norm import SquareSum
 

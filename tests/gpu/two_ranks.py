@@ -21,10 +21,10 @@ import torch.distributed as dist
 from torch import nn
 
 import trackbed
-from data_parallel import TYPES as ALL_TYPES
-from data_parallel import WAYS as ALL_WAYS
-from data_parallel import Case, reference, run_steps, wrap
-from gpu.card import DEVICE, IS_DRY, fewer
+from tests.gpu.card import DEVICE, IS_DRY, fewer
+from tests.support.models.data_parallel import TYPES as ALL_TYPES
+from tests.support.models.data_parallel import WAYS as ALL_WAYS
+from tests.support.models.data_parallel import Case, reference, run_steps, wrap
 from trackbed.comm import SOLO
 from trackbed.errors import CollectiveError
 

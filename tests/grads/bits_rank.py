@@ -9,7 +9,7 @@ import sys
 import torch
 import torch.distributed as dist
 
-from data_parallel import Case, train
+from tests.support.models.data_parallel import Case, train
 
 
 def main():

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from grads.crossing import OPERATIONS, training
+from tests.grads.crossing import OPERATIONS, training
 from trackbed.errors import TrackbedError
 
 TIMEOUT = dt.timedelta(seconds=60)

@@ -7,12 +7,11 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "grads"))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
 
 def main():
-    from test_initial_values import Experts
-
+    from tests.grads.test_initial_values import Experts
     from trackbed import DistributedDataParallel
     from trackbed.errors import CollectiveError
 

@@ -5,7 +5,7 @@ import time
 
 import torch.distributed as dist
 
-from data_parallel import Case, run_steps, wrap
+from tests.support.models.data_parallel import Case, run_steps, wrap
 
 
 def main():

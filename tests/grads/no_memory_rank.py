@@ -5,7 +5,7 @@ import json
 import torch
 import torch.distributed as dist
 
-from data_parallel import Case, reference, run_steps, wrap
+from tests.support.models.data_parallel import Case, reference, run_steps, wrap
 from trackbed.comm.shared_memory import SharedMemory
 
 

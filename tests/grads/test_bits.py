@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from data_parallel import TYPES, WAYS, Case, reference, torch_losses, train
+from tests.support.models.data_parallel import TYPES, WAYS, Case, reference, torch_losses, train
 from trackbed.comm import run_ranks
 
 

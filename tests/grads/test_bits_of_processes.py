@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from data_parallel import TYPES, WAYS, Case, reference
-from launching import run_script
+from tests.support.models.data_parallel import TYPES, WAYS, Case, reference
+from tests.support.processes.launching import run_script
 
 SCRIPT = Path(__file__).with_name("bits_rank.py")
 COLLECTIVES = {
@@ -44,13 +44,11 @@ def check(size, kinds, counts):
         assert [found for _, found in ranks] == losses, name
 
 
-@pytest.mark.dist
 def test_three_processes_give_the_bits_of_one():
     check(3, ["fp32", "bf16"], [2])
 
 
 @pytest.mark.slow
-@pytest.mark.dist
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_processes_give_the_bits_of_one(size):
     check(size, list(TYPES), [1, 2])

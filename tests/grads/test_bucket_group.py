@@ -7,7 +7,7 @@ import warnings
 import pytest
 import torch
 
-from grads_buffers import Ranks, new_buffer, parameters
+from tests.support.models.buffers import Ranks, new_buffer, parameters
 from trackbed.errors import GradientError
 from trackbed.grads import partition_buckets
 from trackbed.grads.gradient_check import NormHistory, choose_judge

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from grads_buffers import Ranks, new_buffer, parameters
+from tests.support.models.buffers import Ranks, new_buffer, parameters
 from trackbed.errors import GradientError
 from trackbed.grads import (
     BufferType,

@@ -13,10 +13,10 @@ import torch
 from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
 
+from tests.support.models.wrapped import backward, inputs, layers, wrap
 from trackbed.comm import SOLO, run_ranks
 from trackbed.errors import ArgumentError, CollectiveError, GradientError
 from trackbed.optim import DataParallelOptimizer
-from wrapped import backward, inputs, layers, wrap
 
 OVERLAP = {"overlap_grad_reduce": True, "bucket_size": 10}
 GATHER = {**OVERLAP, "use_distributed_optimizer": True, "overlap_param_gather": True}

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import trackbed
-from grads.crossing import OPERATIONS, training
-from launching import run_script
+from tests.grads.crossing import OPERATIONS, training
+from tests.support.processes.launching import run_script
 from trackbed.comm import crossed_waits, run_ranks
 from trackbed.comm.store import MemoryStore
 from trackbed.errors import CollectiveError, TrackbedError
@@ -72,7 +72,6 @@ def test_threads_at_different_operations_are_told_of_both(size, tmp_path):
             check(pair, rank, text, seconds, most_seconds=8.0)  # dozens of them wait for the same processors
 
 
-@pytest.mark.dist
 @pytest.mark.parametrize(
     ("size", "pairs", "collectives"),
     [
@@ -87,7 +86,6 @@ def test_processes_at_different_operations_are_told_of_both(size, pairs, collect
 
 
 # A job for each pair: what gloo's collectives have begun and ranks gave up may disturb those of the next pair.
-@pytest.mark.dist
 @pytest.mark.slow
 @pytest.mark.parametrize("pair", list(combinations(OPERATIONS, 2)), ids="-".join)
 def test_processes_that_reduce_over_gloo_are_told_of_both(pair, tmp_path):

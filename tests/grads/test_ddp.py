@@ -12,13 +12,13 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from tests.support.models.wrapped import backward, check, gradients, inputs, layers, wrap
 from trackbed.comm import run_ranks
 from trackbed.comm.store import MemoryStore
 from trackbed.comm.store_group import StoreGroup
 from trackbed.errors import ArgumentError, CollectiveError, GradientError
 from trackbed.grads import Timeline
 from trackbed.megatron import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
-from wrapped import backward, check, gradients, inputs, layers, wrap
 
 WAYS = [
     {"use_distributed_optimizer": sharded, "overlap_grad_reduce": overlap, "bucket_size": bucket_size}

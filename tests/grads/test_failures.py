@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from launching import run_script
+from tests.support.processes.launching import run_script
 
 SCRIPT = Path(__file__).with_name("failing_rank.py")
 RANKS = 3
@@ -53,7 +53,6 @@ def memory_left_behind(trials):
     return left
 
 
-@pytest.mark.dist
 def test_each_kind_of_failure_is_raised_on_all_ranks():
     trials = [(kind, number % RANKS, WAYS[number % 2]) for number, kind in enumerate(MESSAGES)]
     results = run(trials, timeout=30, limit=120)
@@ -63,7 +62,6 @@ def test_each_kind_of_failure_is_raised_on_all_ranks():
 
 
 @pytest.mark.slow
-@pytest.mark.dist
 def test_all_of_sixty_failures_are_raised_on_all_ranks():
     trials = list(itertools.product(MESSAGES, range(RANKS), WAYS))
     results = run(trials, timeout=30, limit=400)
@@ -73,7 +71,6 @@ def test_all_of_sixty_failures_are_raised_on_all_ranks():
     assert memory_left_behind(trials) == []
 
 
-@pytest.mark.dist
 @pytest.mark.parametrize(
     ("kind", "who", "collectives"),
     [

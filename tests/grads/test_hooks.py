@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import nn
 
+from tests.support.models.wrapped import backward, inputs, layers, wrap
 from trackbed.comm import run_ranks
 from trackbed.errors import GradientError
 from trackbed.grads.hooks import modules_to_hook
-from wrapped import backward, inputs, layers, wrap
 
 OPTIONS = {"overlap_grad_reduce": True, "use_distributed_optimizer": True, "bucket_size": 10}
 GATHER = {**OPTIONS, "overlap_param_gather": True}

@@ -109,7 +109,7 @@ class Experts(nn.Module):
 def test_experts_and_their_buffers_come_from_their_own_first_rank():
     from pathlib import Path
 
-    from launching import run_script
+    from tests.support.processes.launching import run_script
 
     found = run_script(Path(__file__).with_name("initial_values_rank.py"), 4, limit_seconds=100)
     for rank, (outcome,) in enumerate(found):

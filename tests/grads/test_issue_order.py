@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grads_buffers import new_buffer, parameters
+from tests.support.models.buffers import new_buffer, parameters
 from trackbed.errors import GradientError
 from trackbed.grads import partition_buckets
 from trackbed.grads.issue_order import IssueOrder

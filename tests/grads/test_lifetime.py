@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from data_parallel import Case, reference, run_steps, wrap
-from launching import run_script
+from tests.support import ROOT
+from tests.support.models.data_parallel import Case, reference, run_steps, wrap
+from tests.support.processes.launching import run_script
 from trackbed.comm import run_ranks
 from trackbed.comm.shared_memory import SharedMemory
 from trackbed.errors import CollectiveError, GradientError
@@ -122,13 +123,11 @@ def test_a_rank_that_cannot_share_memory_is_named_on_all(monkeypatch):
     run_ranks(2, work)
 
 
-@pytest.mark.dist
 def test_a_rank_without_shared_memory_has_all_reduce_by_torch():
     found = run_script(HERE / "no_memory_rank.py", 2, limit_seconds=60)
     assert [line for (line,) in found] == [["TorchCollectives", True]] * 2
 
 
-@pytest.mark.dist
 def test_a_rank_that_ends_lets_others_finish_their_gathers():
     found = run_script(HERE / "leaving_rank.py", 2, limit_seconds=60)
     assert found == [[True], []]
@@ -137,7 +136,7 @@ def test_a_rank_that_ends_lets_others_finish_their_gathers():
 KEEPS_ITS_WRAPPERS = """
 import time
 import torch
-from data_parallel import Case, run_steps, wrap
+from tests.support.models.data_parallel import Case, run_steps, wrap
 from trackbed.comm import run_ranks
 
 OPTIONS = {"use_distributed_optimizer": True, "overlap_grad_reduce": True, "overlap_param_gather": True}
@@ -149,7 +148,7 @@ print(time.monotonic(), flush=True)
 
 def test_a_program_that_keeps_its_wrappers_ends_at_once():
     command = [sys.executable, "-W", "ignore", "-c", KEEPS_ITS_WRAPPERS]
-    environment = {**os.environ, "PYTHONPATH": str(HERE.parent)}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
     assert process.returncode == 0, process.stderr[-2000:]
     assert time.monotonic() - float(process.stdout) < 4

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from launching import run_script
+from tests.support.processes.launching import run_script
 
 SCRIPT = Path(__file__).with_name("memory_rank.py")
 RANKS = 2
@@ -29,21 +29,18 @@ def measured():
     return dict(zip(CASES, zip(*of_ranks, strict=True), strict=True))
 
 
-@pytest.mark.dist
 @pytest.mark.parametrize("case", CASES)
 def test_memory_after_a_step_is_that_of_its_parts(measured, case):
     found = sum(rank["bytes per parameter"] for rank in measured[case]) / RANKS
     assert found == pytest.approx(CASES[case][2], rel=0.03)
 
 
-@pytest.mark.dist
 @pytest.mark.parametrize("case", CASES)
 def test_wrapping_needs_at_most_one_parameter_more_than_before_or_after(measured, case):
     for rank in measured[case]:
         assert rank["excess while wrapping"] <= rank["largest parameter"] + (1 << 20)  # a MiB for Python's objects
 
 
-@pytest.mark.dist
 @pytest.mark.parametrize("case", CASES)
 def test_bytes_moved_equal_the_formula(measured, case):
     share = (RANKS - 1) / RANKS

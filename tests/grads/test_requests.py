@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from comm.counting import CountingStore
-from data_parallel import Case, run_steps, wrap
+from tests.comm.counting import CountingStore
+from tests.support.models.data_parallel import Case, run_steps, wrap
 from trackbed.comm import run_ranks
 from trackbed.comm.store import MemoryStore
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.models.wrapped import backward, layers, wrap
 from trackbed.comm import run_ranks
 from trackbed.grads import Timeline
 from trackbed.grads.timeline import hidden_share
-from wrapped import backward, layers, wrap
 
 SPANS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 10)).map(lambda span: (span[0], sum(span))), max_size=6)
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from launching import run_script
+from tests.support.processes.launching import run_script
 from trackbed import megatron
 from trackbed.comm import SOLO, run_ranks
 from trackbed.errors import CollectiveError, GradientError
@@ -91,7 +91,6 @@ def overlaps(request):
     return request.param
 
 
-@pytest.mark.dist
 def test_loops_end_with_the_bits_of_torchs_wrapper_on_two_processes():
     outcomes = run_script(Path(__file__).with_name("torch_loops_rank.py"), 2, "all", limit_seconds=200)
     assert outcomes[0] == outcomes[1]

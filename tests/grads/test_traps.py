@@ -9,12 +9,12 @@ import itertools
 import pytest
 import torch
 
+from tests.support.models.wrapped import backward, check, gradients, layers, wrap
 from trackbed.comm import run_ranks
 from trackbed.errors import CollectiveError, GradientError
 from trackbed.grads.collectives import torch as torch_collectives
 from trackbed.megatron import DistributedDataParallel, DistributedDataParallelConfig
 from trackbed.optim import DataParallelOptimizer
-from wrapped import backward, check, gradients, layers, wrap
 
 OVERLAP = {"overlap_grad_reduce": True, "bucket_size": 10}
 

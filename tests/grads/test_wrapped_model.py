@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from tests.support.models.wrapped import wrap
 from trackbed.comm import SOLO
 from trackbed.errors import ArgumentError
 from trackbed.grads.wrapped_model import check_separate
-from wrapped import wrap
 
 BASE = torch.zeros(60)
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forked import run_in_fork
+from tests.support.processes.forked import run_in_fork
 from trackbed.errors import ArgumentError
 from trackbed.kernels import BatchArrays, Extent, FetchedBytes, SampleShape, SampleSources, Visits, gather, reference
 

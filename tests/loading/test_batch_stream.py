@@ -9,7 +9,6 @@ import textwrap
 import threading
 import time
 import weakref
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,9 +17,10 @@ import torch.distributed.checkpoint as dcp
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blends import build, gpt_config, write_pair, write_pairs
-from forked import run_in_fork
-from loading.test_read_ahead import threads_left, was_interrupted
+from tests.loading.test_read_ahead import threads_left, was_interrupted
+from tests.support import ROOT
+from tests.support.files.blends import build, gpt_config, write_pair, write_pairs
+from tests.support.processes.forked import run_in_fork
 from trackbed.datasets import GPTDataset
 from trackbed.errors import ArgumentError
 from trackbed.loading import BatchStream, MegatronPretrainingRandomSampler, MegatronPretrainingSampler
@@ -345,8 +345,8 @@ def test_a_program_that_ends_in_the_middle_ends_well(tmp_path):
     write_pair(tmp_path / "pair", [5000] * 200)
     program = f"""
         import sys
-        sys.path.insert(0, {str(Path(__file__).parents[1])!r})
-        from blends import build, gpt_config
+        sys.path.insert(0, {str(ROOT)!r})
+        from tests.support.files.blends import build, gpt_config
         from trackbed.loading import BatchStream
         options = dict(sequence_length=2048, reset_attention_mask=True)
         config = gpt_config(None, blend=([{str(tmp_path / "pair")!r}], None), split="1", **options)

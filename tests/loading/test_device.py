@@ -8,7 +8,7 @@ from itertools import islice
 import pytest
 import torch
 
-from blends import build, gpt_config, write_pairs
+from tests.support.files.blends import build, gpt_config, write_pairs
 from trackbed.datasets import Batch
 from trackbed.loading import BatchStream, MegatronPretrainingSampler
 from trackbed.loading.device import DeviceCopies

@@ -5,14 +5,14 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from blends import build, gpt_config, write_pair
-from stored_pairs import upload
+from tests.support import ROOT
+from tests.support.files.blends import build, gpt_config, write_pair
+from tests.support.files.stored_pairs import upload
 from trackbed.cancellation import Flag
 from trackbed.datasets.batches.reader import ReadsBatches
 from trackbed.errors import ArgumentError, StoreError
@@ -241,7 +241,7 @@ def test_a_loader_is_closed_at_once_while_its_store_does_not_answer(stored, prox
 
 EXIT = """
 import os, sys, threading, time
-from blends import build, gpt_config
+from tests.support.files.blends import build, gpt_config
 from trackbed.loading import BatchStream
 
 address, folder, deaf = sys.argv[1:]
@@ -259,7 +259,7 @@ print("exits", flush=True)
 def test_the_end_of_a_program_does_not_wait_for_a_store(stored, tmp_path, bucket, deaf_store):
     deaf = os.environ["AWS_ENDPOINT_URL_S3"]
     address = upload(bucket, write_pair(tmp_path / "one", [30] * 400), "one")
-    paths = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
+    paths = os.pathsep.join([str(ROOT), *sys.path])
     environment = {**os.environ, "AWS_ENDPOINT_URL_S3": bucket.endpoint, "PYTHONPATH": paths}
     command = [sys.executable, "-W", "ignore", "-c", EXIT, address, str(tmp_path / "copies"), deaf]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:

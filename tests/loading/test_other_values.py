@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from blends import build, gpt_config, tokens_of, write_pair, write_pairs
+from tests.support.files.blends import build, gpt_config, tokens_of, write_pair, write_pairs
 from trackbed.blends import StatedTokenizer
 from trackbed.datasets import GPTDataset, MegatronIdentity
 from trackbed.errors import ArgumentError

@@ -2,10 +2,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from blends import build, gpt_config, write_pair, write_pairs
-from generated import builder_of, configurations
-from tidy import remove_folder
-from tiers import with_files
+from tests.support.files.blends import build, gpt_config, write_pair, write_pairs
+from tests.support.files.generated import builder_of, configurations
+from tests.support.files.tidy import remove_folder
+from tests.support.tiers import with_files
 from trackbed.datasets import MockGPTDataset
 from trackbed.errors import ArgumentError, TrackbedError
 from trackbed.loading import provenance

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blends import build, gpt_config, tokens_of, write_pair, write_pairs
+from tests.support.files.blends import build, gpt_config, tokens_of, write_pair, write_pairs
 from trackbed.errors import ArgumentError
 from trackbed.loading import MegatronPretrainingRandomSampler, MegatronPretrainingSampler
 from trackbed.loading.position import CountedBatches

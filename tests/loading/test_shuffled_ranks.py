@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import trackbed
-from built_pair import build
+from tests.support.files.built_pair import build
 from trackbed.errors import ArgumentError
 from trackbed.index import InstantOrder
 from trackbed.index.rank_shuffle import part_of_rank, shuffled_ranks

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fused import fused_instructions, missing
+from tests.support.models.fused import fused_instructions, missing
 
 ROOT = Path(__file__).parents[2]
 EMULATORS = ("qemu-aarch64", "qemu-aarch64-static")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fused import fused_instructions, missing
+from tests.support.models.fused import fused_instructions, missing
 from trackbed.kernels import _native
 
 SOURCE = """

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support.models.wrapped import backward, layers, wrap
 from trackbed.comm import SOLO, run_ranks
 from trackbed.comm.store import MemoryStore
 from trackbed.comm.store_group import StoreGroup
 from trackbed.errors import CollectiveError
 from trackbed.optim import DataParallelOptimizer
 from trackbed.optim.agreement import describe_options
-from wrapped import backward, layers, wrap
 
 GATHER = {
     "use_distributed_optimizer": True,

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import trackbed
-from generated_models import CONFIGS, KINDS, LOW, Case, Reference
+from tests.support.models.generated import CONFIGS, KINDS, LOW, Case, Reference
 from trackbed.comm import run_ranks
 from trackbed.grads import DistributedDataParallel, DistributedDataParallelConfig
 from trackbed.optim import DataParallelOptimizer

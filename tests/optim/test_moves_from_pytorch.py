@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import trackbed
-from grads.crossing import OPERATIONS, training
+from tests.grads.crossing import OPERATIONS, training
 from trackbed.comm import SOLO, run_ranks
 from trackbed.errors import ArgumentError, CollectiveError, GradientError
 from trackbed.grads import DistributedDataParallel, DistributedDataParallelConfig

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from data_parallel import Case, loss_of, new_model, wrap
+from tests.support.models.data_parallel import Case, loss_of, new_model, wrap
 from trackbed.comm import run_ranks
 from trackbed.errors import ArgumentError, GradientError
 from trackbed.megatron import DistributedDataParallel, DistributedDataParallelConfig

@@ -5,7 +5,7 @@ import io
 import pytest
 import torch
 
-from data_parallel import RATE, Case, batch, loss_of, new_model, run_steps, wrap
+from tests.support.models.data_parallel import RATE, Case, batch, loss_of, new_model, run_steps, wrap
 from trackbed import megatron
 from trackbed.comm import SOLO, run_ranks
 from trackbed.errors import ArgumentError

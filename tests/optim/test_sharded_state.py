@@ -10,7 +10,7 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 
 import trackbed
-from data_parallel import RATE, WAYS, Case, new_model, run_steps, wrap
+from tests.support.models.data_parallel import RATE, WAYS, Case, new_model, run_steps, wrap
 from trackbed.comm import SOLO, run_ranks
 from trackbed.errors import CheckpointError
 from trackbed.grads import DistributedDataParallel, DistributedDataParallelConfig

@@ -8,10 +8,10 @@ from types import MappingProxyType
 import pytest
 import torch
 
+from tests.support.models.wrapped import backward, layers, wrap
 from trackbed.comm import SOLO, run_ranks
 from trackbed.errors import ArgumentError
 from trackbed.optim import DataParallelOptimizer
-from wrapped import backward, layers, wrap
 
 SHARDED = MappingProxyType({"use_distributed_optimizer": True, "bucket_size": 10})
 WAYS = [{}, SHARDED]

@@ -14,7 +14,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tiers import with_files
+from tests.support.tiers import with_files
 from trackbed.datasets.tokenizers.bytes_and_numbers import ByteTokenizer
 from trackbed.errors import FormatError, PlanError
 from trackbed.preprocess import PreprocessConfig, preprocess

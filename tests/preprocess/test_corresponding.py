@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blends import build as build_datasets
-from blends import gpt_config
+from tests.support.files.blends import build as build_datasets
+from tests.support.files.blends import gpt_config
 from trackbed.datasets.tokenizers.bytes_and_numbers import ByteTokenizer
 from trackbed.errors import ArgumentError, PlanError
 from trackbed.preprocess import PreprocessConfig, inspect_pair, preprocess

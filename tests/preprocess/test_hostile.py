@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from hostile import Case, check, run_cases
+from tests.support.hostile.hostile import Case, check, run_cases
 from trackbed.tokens import verify_content
 
 FAST, FULL = 20, 100

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tiers import with_files
+from tests.support.tiers import with_files
 from trackbed.datasets.tokenizers.bytes_and_numbers import ByteTokenizer
 from trackbed.errors import ArgumentError, FormatError
 from trackbed.preprocess import (

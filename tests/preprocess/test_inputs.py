@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from built_pair import build
+from tests.support.files.built_pair import build
 from trackbed.errors import ArgumentError
 from trackbed.files import partial_name
 from trackbed.preprocess.inputs import InputFormat, find_inputs

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from indexed_pair import Pair
+from tests.support.files.indexed_pair import Pair
 from trackbed.datasets.tokenizers.bytes_and_numbers import ByteTokenizer
 from trackbed.errors import FormatError
 from trackbed.preprocess import FirstDocument, LengthBin, first_documents, inspect_pair

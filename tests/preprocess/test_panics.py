@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from tiktoken import registry
 
-from built_pair import build
-from rust_panics import PANICS_AT, encoding_with_a_hole, panic, panicking_tokenizer
+from tests.support.files.built_pair import build
+from tests.support.hostile.rust_panics import PANICS_AT, encoding_with_a_hole, panic, panicking_tokenizer
 from trackbed.datasets.tokenizers.rust_libraries import is_panic, panics_as_errors
 from trackbed.errors import ArgumentError, FormatError, TrackbedError
 from trackbed.preprocess import (

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import punkt_model
-from tiers import with_files
+from tests.support.files import punkt_model
+from tests.support.tiers import with_files
 from trackbed.datasets.tokenizers.bytes_and_numbers import ByteTokenizer
 from trackbed.errors import FormatError
 from trackbed.preprocess import PreprocessConfig, open_splitter, preprocess

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import punkt_model
+from tests.support.files import punkt_model
 from trackbed.errors import ArgumentError
 from trackbed.preprocess import open_splitter
 

@@ -8,6 +8,8 @@ from statistics import fmean, pvariance
 
 import numpy as np
 import pytest
+
+from quality import __main__ as command
 from quality.bijection import bijection
 from quality.check import Law, Statistic, judge
 from quality.inversions import count_inversions
@@ -17,8 +19,6 @@ from quality.runs import Runs
 from quality.shuffles import blocks, few_rounds, grain, random, trackbed
 from quality.suite import FULL, SHORT, of_sampled, of_whole, statistics
 from quality.tables import batch_composition, positions
-
-from quality import __main__ as command
 
 FALSE_ALARMS = command.FALSE_ALARMS
 

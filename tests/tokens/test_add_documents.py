@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from built_pair import build, names_in
-from tiers import with_files
+from tests.support.files.built_pair import build, names_in
+from tests.support.tiers import with_files
 from trackbed.errors import ArgumentError
 from trackbed.tokens import IndexedDataset, IndexedDatasetBuilder, verify_content
 

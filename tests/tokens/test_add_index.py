@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from built_pair import build, names_in
+from tests.support.files.built_pair import build, names_in
 from trackbed.errors import ArgumentError, FormatError
 from trackbed.tokens import IndexedDataset, IndexedDatasetBuilder, verify_content
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from indexed_pair import CODES
+from tests.support.files.indexed_pair import CODES
 from trackbed.errors import ArgumentError
 from trackbed.tokens import DType
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from fuzzing import for_seconds, fuzz
-from indexed_pair import CODES, Pair
+from tests.support.files.indexed_pair import CODES, Pair
+from tests.support.hostile.fuzzing import for_seconds, fuzz
 from trackbed.errors import ArgumentError, FormatError
 from trackbed.tokens import IndexedDataset, Verified, open_index, verify
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from built_pair import build
-from forked import run_in_fork
-from tiers import with_files
+from tests.support.files.built_pair import build
+from tests.support.processes.forked import run_in_fork
+from tests.support.tiers import with_files
 from trackbed.errors import ArgumentError, FormatError
 from trackbed.tokens import IndexedDataset, IndexedGroup, merge
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from blends import write_pair
+from tests.support.files.blends import write_pair
 from trackbed.datasets.start import Start
 from trackbed.errors import ArgumentError, FormatError
 from trackbed.tokens import IndexedDataset, IndexedGroup

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from built_pair import build, names_in
-from tiers import with_files
+from tests.support.files.built_pair import build, names_in
+from tests.support.tiers import with_files
 from trackbed.errors import ArgumentError, FormatError
 from trackbed.files import FileSum
 from trackbed.tokens import IndexedDatasetBuilder, verify_content

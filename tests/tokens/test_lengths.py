@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from built_pair import build
+from tests.support.files.built_pair import build
 from trackbed.tokens import IndexedDataset
 from trackbed.tokens.headers import read_lengths
 

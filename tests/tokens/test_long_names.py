@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from built_pair import build
+from tests.support.files.built_pair import build
 from trackbed.errors import ArgumentError
 from trackbed.preprocess import PreprocessConfig, TrainingConfig, open_tokenizer, preprocess, train_tokenizer
 from trackbed.tokens import IndexedDataset

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from built_pair import names_in
-from indexed_pair import Pair
-from tiers import with_files
+from tests.support.files.built_pair import names_in
+from tests.support.files.indexed_pair import Pair
+from tests.support.tiers import with_files
 from trackbed.errors import ArgumentError, FormatError
 from trackbed.tokens import IndexedDataset, merge, verify_content
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from blends import write_pair
+from tests.support.files.blends import write_pair
 from trackbed.errors import ArgumentError
 from trackbed.tokens import IndexedDataset
 

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forked import run_in_fork
-from indexed_pair import CODES, Pair
-from tiers import with_files
+from tests.support.files.indexed_pair import CODES, Pair
+from tests.support.processes.forked import run_in_fork
+from tests.support.tiers import with_files
 from trackbed.errors import ArgumentError, FormatError
 from trackbed.tokens import IndexedDataset, ObjectStorageConfig
 

@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from contracts.source import DATA, SourceContract
+from tests.support.contracts.source import DATA, SourceContract
 from trackbed.errors import FormatError
 from trackbed.tokens.source import FileSource, MappedSource
 

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 import torch
 
-from built_pair import build, names_in
-from indexed_pair import Pair
+from tests.support.files.built_pair import build, names_in
+from tests.support.files.indexed_pair import Pair
 from trackbed.errors import ArgumentError
 from trackbed.tokens import IndexedDataset, IndexedDatasetBuilder, verify_content
 

@@ -10,8 +10,8 @@ import threading
 import numpy as np
 import pytest
 
-from built_pair import build, names_in
-from forked import run_in_fork
+from tests.support.files.built_pair import build, names_in
+from tests.support.processes.forked import run_in_fork
 from trackbed.errors import ArgumentError, TrackbedError
 from trackbed.tokens import IndexedDataset, IndexedDatasetBuilder, commit, finish_pair, verify_content
 

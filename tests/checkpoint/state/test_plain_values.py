@@ -9,8 +9,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from fsdp_launch import run_fsdp
 
+from tests.support.processes.fsdp import run_fsdp
 from trackbed.checkpoint import ShardedObject, ShardedTensor, ShardedTensorFactory, load
 from trackbed.checkpoint.ranks import meet
 from trackbed.checkpoint.save import save
@@ -238,7 +238,6 @@ def test_a_rank_that_cannot_write_is_named_while_others_compare_large_tensors(tm
     assert "t: a tensor that is saved must have data" in error
 
 
-@pytest.mark.dist
 def test_states_of_fsdp_are_refused_on_two_ranks(tmp_path):
     for outcomes in run_fsdp(tmp_path):
         assert outcomes == dict.fromkeys(outcomes, True)

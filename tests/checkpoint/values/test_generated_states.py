@@ -9,8 +9,8 @@ import pytest
 import torch
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
-from own_classes import ALLOWED, Color, Options, Plain, Point, Range, Ring, Sequence, is_same
 
+from tests.support.checkpoints.own_classes import ALLOWED, Color, Options, Plain, Point, Range, Ring, Sequence, is_same
 from trackbed.checkpoint import ShardedObject, ShardedTensor, load
 from trackbed.checkpoint.format.safe_pickle import load_torch_item, torch_bytes
 from trackbed.checkpoint.save import save

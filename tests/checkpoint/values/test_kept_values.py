@@ -10,8 +10,21 @@ import types
 import numpy as np
 import pytest
 import torch
-from own_classes import ALLOWED, AsCall, Color, Level, Mode, Name, Point, Range, Text, Whole, is_same, saved_and_loaded
 
+from tests.support.checkpoints.own_classes import (
+    ALLOWED,
+    AsCall,
+    Color,
+    Level,
+    Mode,
+    Name,
+    Point,
+    Range,
+    Text,
+    Whole,
+    is_same,
+    saved_and_loaded,
+)
 from trackbed import DataParallelOptimizer, DistributedDataParallel, sharded_state
 from trackbed.checkpoint import ShardedTensor, load
 from trackbed.checkpoint.save import save

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from forked import run_in_fork
+from tests.support.processes.forked import run_in_fork
 from trackbed.checkpoint.format.allowed_classes import _DATA, _OF_DEFAULTDICTS, allowing
 from trackbed.checkpoint.format.safe_pickle import load_torch_item
 from trackbed.checkpoint.values.rebuild import FactoryStandIn

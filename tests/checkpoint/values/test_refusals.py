@@ -11,7 +11,8 @@ import zoneinfo
 import numpy as np
 import pytest
 import torch
-from own_classes import (
+
+from tests.support.checkpoints.own_classes import (
     AsCall,
     Color,
     Group,
@@ -30,7 +31,6 @@ from own_classes import (
     is_same,
     saved_and_loaded,
 )
-
 from trackbed import DataParallelOptimizer, DistributedDataParallel, sharded_state
 from trackbed.checkpoint import ShardedObject, ShardedTensor, ShardedTensorFactory, load
 from trackbed.checkpoint.save import save

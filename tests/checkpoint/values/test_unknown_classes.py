@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from own_classes import Color, Mode, Plain, Point
 
+from tests.support.checkpoints.own_classes import Color, Mode, Plain, Point
 from trackbed.checkpoint.format.allowed_classes import naming_unknown
 from trackbed.checkpoint.format.safe_pickle import load_torch_item, torch_bytes
 

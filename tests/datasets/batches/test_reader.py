@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Subset, default_collate
 
-from blends import EOD, build, gpt_config, write_pair, write_pairs
-from forked import run_in_fork
-from generated import builder_of, configurations
-from tidy import remove_folder
-from tiers import with_files
+from tests.support.files.blends import EOD, build, gpt_config, write_pair, write_pairs
+from tests.support.files.generated import builder_of, configurations
+from tests.support.files.tidy import remove_folder
+from tests.support.processes.forked import run_in_fork
+from tests.support.tiers import with_files
 from trackbed.datasets import Batch, BlendedDataset, GPTDataset, MockGPTDataset, NullTokenizer
 from trackbed.datasets.batches.sources import Sources
 from trackbed.datasets.gpt.indexed import IndexedSamples

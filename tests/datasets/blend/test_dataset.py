@@ -3,7 +3,7 @@ import pickle
 import numpy as np
 import pytest
 
-from blends import build, gpt_config, tokens_of, write_pair, write_pairs
+from tests.support.files.blends import build, gpt_config, tokens_of, write_pair, write_pairs
 from trackbed.datasets import BlendedDataset
 from trackbed.errors import ArgumentError, OversampleError
 

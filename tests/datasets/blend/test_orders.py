@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from blends import EOD, build, gpt_config, tokens_of, write_pair, write_pairs
+from tests.support.files.blends import EOD, build, gpt_config, tokens_of, write_pair, write_pairs
 from trackbed.cache import await_flush
 from trackbed.datasets import BlendedDataset, MockGPTDataset
 from trackbed.datasets.blend import balanced

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from blends import EOD, build, gpt_config, tokens_of, write_pair, write_pairs
+from tests.support.files.blends import EOD, build, gpt_config, tokens_of, write_pair, write_pairs
 from trackbed.datasets import GPTDataset, NullTokenizer
 from trackbed.datasets.start import Start
 from trackbed.errors import ArgumentError, CacheError, FormatError, PlanError

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blends import BlendedMegatronDatasetBuilder, GPTDataset, build, gpt_config, write_pair
-from indexed_pair import Pair
+from tests.support.files.blends import BlendedMegatronDatasetBuilder, GPTDataset, build, gpt_config, write_pair
+from tests.support.files.indexed_pair import Pair
 from trackbed.cache import in_memory
 from trackbed.datasets.gpt import indices as index_module
 from trackbed.datasets.gpt.indices import ARRAYS, GPT_KIND, GPTIndices, build_small

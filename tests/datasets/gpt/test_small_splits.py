@@ -5,7 +5,7 @@ from itertools import cycle, islice
 import numpy as np
 import pytest
 
-from blends import EOD, build, gpt_config, tokens_of, write_pair
+from tests.support.files.blends import EOD, build, gpt_config, tokens_of, write_pair
 from trackbed.blends import measure_blend, plan_blend, read_blend_file
 from trackbed.errors import PlanError
 from trackbed.loading import provenance

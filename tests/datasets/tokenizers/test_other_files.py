@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from tokenizer_files import byte_level_bpe, write_sentencepiece
+from tests.support.files.tokenizer_files import byte_level_bpe, write_sentencepiece
 from trackbed.blends import read_blend_file
 from trackbed.blends.tokenizer import make_tokenizer
 from trackbed.datasets import open_tokenizer

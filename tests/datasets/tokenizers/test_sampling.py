@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tokenizers
 
-from tokenizer_files import SCRIPTS, byte_level_bpe, write_sentencepiece
+from tests.support.files.tokenizer_files import SCRIPTS, byte_level_bpe, write_sentencepiece
 from trackbed.blends.blend_file import TokenizerEntry
 from trackbed.blends.tokenizer import make_tokenizer
 from trackbed.datasets import HuggingFaceTokenizer, TransformersTokenizer, open_tokenizer

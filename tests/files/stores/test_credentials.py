@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from store_servers import ACCESS_KEY, SECRET_KEY, Proxy
+from tests.support.stores.servers import ACCESS_KEY, SECRET_KEY, Proxy
 from trackbed.errors import ArgumentError, StoreError
 from trackbed.files.stores import ObjectRange, ObjectStamp, fetch, parse_address, stamp_of_object
 from trackbed.files.stores.address import redact

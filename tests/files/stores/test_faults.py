@@ -6,7 +6,7 @@ from itertools import count
 import numpy as np
 import pytest
 
-from store_servers import Proxy, seconds_of
+from tests.support.stores.servers import Proxy, seconds_of
 from trackbed.errors import StoreError
 from trackbed.files.stores import ObjectRange, fetch, fetch_heads, fetch_to_file, stamp_of_object
 

@@ -10,8 +10,8 @@ import psutil
 import pytest
 from torch.utils.data import DataLoader
 
-from forked import run_in_fork
-from store_servers import seconds_of
+from tests.support.processes.forked import run_in_fork
+from tests.support.stores.servers import seconds_of
 from trackbed.cancellation import polling
 from trackbed.errors import ArgumentError, FormatError, StoreError
 from trackbed.files.stores import (

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from forked import run_in_fork
-from store_servers import ACCESS_KEY, SECRET_KEY
+from tests.support.processes.forked import run_in_fork
+from tests.support.stores.servers import ACCESS_KEY, SECRET_KEY
 from trackbed.errors import ArgumentError, StoreError
 from trackbed.files.stores import (
     ObjectRange,

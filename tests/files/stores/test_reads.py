@@ -13,7 +13,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from store_servers import ACCESS_KEY, SECRET_KEY, seconds_of
+from tests.support.stores.servers import ACCESS_KEY, SECRET_KEY, seconds_of
 from trackbed.cancellation import polling
 from trackbed.errors import ArgumentError, StoreError
 from trackbed.files.stores import (

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from store_servers import seconds_of
+from tests.support.stores.servers import seconds_of
 from trackbed.errors import ArgumentError, FormatError, StoreError
 from trackbed.files.stores import (
     delete_object,

@@ -1,1 +1,1 @@
-"""Sections of the acceptance on a GPU. Each is a program of its own: `python -m gpu.sections.NAME --out FOLDER`."""
+"""Sections of the acceptance on a GPU, each a program of its own: `python -m tests.gpu.sections.NAME --out FOLDER`."""

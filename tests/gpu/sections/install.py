@@ -10,8 +10,8 @@ from pathlib import Path
 
 import torch
 
-from gpu.card import DEVICE, IS_DRY, scaled
-from gpu.sections.result import Result, run_section
+from tests.gpu.card import DEVICE, IS_DRY, scaled
+from tests.gpu.sections.result import Result, run_section
 
 ROOT = Path(__file__).parents[3]
 SITE = ROOT / ".gpu-site"

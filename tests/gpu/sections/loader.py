@@ -4,9 +4,8 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.gpu.loader import measure_all
-
-from gpu.card import DEVICE, IS_DRY, scaled
-from gpu.sections.result import Result, run_section
+from tests.gpu.card import DEVICE, IS_DRY, scaled
+from tests.gpu.sections.result import Result, run_section
 
 
 def run(out: Path, result: Result) -> None:

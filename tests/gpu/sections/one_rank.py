@@ -6,8 +6,8 @@ import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
-from gpu.card import IS_DRY
-from gpu.sections.result import Result, run_section
+from tests.gpu.card import IS_DRY
+from tests.gpu.sections.result import Result, run_section
 
 FOLDER = Path(__file__).parents[1]
 

@@ -3,13 +3,13 @@
 from pathlib import Path
 
 import torch
-from benchmarks.gpu.steps import Contenders, adamw
 
 import trackbed
-from gpu.card import DEVICE, IS_DRY
-from gpu.delayed import DelayedCollectives
-from gpu.sections.install import seconds_of
-from gpu.sections.result import Result, run_section
+from benchmarks.gpu.steps import Contenders, adamw
+from tests.gpu.card import DEVICE, IS_DRY
+from tests.gpu.delayed import DelayedCollectives
+from tests.gpu.sections.install import seconds_of
+from tests.gpu.sections.result import Result, run_section
 from trackbed.grads import agreement
 
 

@@ -4,12 +4,12 @@ import math
 from pathlib import Path
 
 import torch
-from benchmarks.gpu.steps import Contenders, fp32_weights, measure_all, one_rank
 
-from gpu.card import DEVICE, IS_DRY, scaled
-from gpu.sections.install import seconds_of
-from gpu.sections.result import Result, run_section
-from gpu.syncs import num_kernels, num_syncs, profiled
+from benchmarks.gpu.steps import Contenders, fp32_weights, measure_all, one_rank
+from tests.gpu.card import DEVICE, IS_DRY, scaled
+from tests.gpu.sections.install import seconds_of
+from tests.gpu.sections.result import Result, run_section
+from tests.gpu.syncs import num_kernels, num_syncs, profiled
 from trackbed.optim import global_norm
 
 RATIOS = {

@@ -1,4 +1,4 @@
-"""Two processes on the one GPU, over gloo or over NCCL: `python -m gpu.sections.two_ranks BACKEND --out FOLDER`.
+"""Two processes on the one GPU, over gloo or over NCCL: `python -m tests.gpu.sections.two_ranks BACKEND --out FOLDER`.
 
 NCCL refuses two ranks of one host on one GPU. Told that they are on two hosts, it connects them by sockets.
 """
@@ -9,9 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from gpu.card import IS_DRY
-from gpu.sections.result import Result, run_section
-from launching import environments
+from tests.gpu.card import IS_DRY
+from tests.gpu.sections.result import Result, run_section
+from tests.support.processes.launching import environments
 
 SCRIPT = Path(__file__).parents[1] / "two_ranks.py"
 SECONDS = 110

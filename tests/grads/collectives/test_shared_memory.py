@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from collectives_launch import outcomes
-from contracts.collectives import SHARED_MEMORY_CASES, Rank
+from tests.support.contracts.collectives import SHARED_MEMORY_CASES, Rank
+from tests.support.processes.collectives import outcomes
 from trackbed.comm import run_ranks
 from trackbed.errors import ArgumentError
 from trackbed.grads.collectives import Label
@@ -16,7 +16,6 @@ def test_threads_keep_the_contract(case, size):
     run_ranks(size, lambda group: SHARED_MEMORY_CASES[case](Rank.sharing(group)))
 
 
-@pytest.mark.dist
 def test_processes_keep_the_contract():
     found = outcomes("shared_memory")
     assert len(found) > 40

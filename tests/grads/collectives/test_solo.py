@@ -2,7 +2,7 @@
 
 import pytest
 
-from contracts.collectives import CASES, Rank
+from tests.support.contracts.collectives import CASES, Rank
 from trackbed.comm import SOLO
 from trackbed.grads.collectives import SoloCollectives
 

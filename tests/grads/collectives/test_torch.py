@@ -1,11 +1,8 @@
 """Collectives of torch, with gloo between processes."""
 
-import pytest
-
-from collectives_launch import outcomes
+from tests.support.processes.collectives import outcomes
 
 
-@pytest.mark.dist
 def test_processes_keep_the_contract():
     found = outcomes("torch")
     assert len(found) > 40

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from built_pair import build
-from tokenizer_files import write_plain_folder, write_sentencepiece
+from tests.support.files.built_pair import build
+from tests.support.files.tokenizer_files import write_plain_folder, write_sentencepiece
 from trackbed.blends import measure_blend, read_blend_file
 from trackbed.errors import ArgumentError
 from trackbed.index import get_blend_from_list

@@ -5,13 +5,12 @@ from pathlib import Path
 import pytest
 
 import trackbed.megatron
-from launching import run_script
+from tests.support.processes.launching import run_script
 from trackbed.errors import ArgumentError
 
 RANK = Path(__file__).with_name("exchange_rank.py")
 
 
-@pytest.mark.dist
 @pytest.mark.parametrize(
     ("way", "by_megatrons", "sends"),
     [

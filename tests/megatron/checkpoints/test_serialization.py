@@ -5,8 +5,8 @@ import logging
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from few_entries import state, tensor, wanted
 
+from tests.support.checkpoints.few_entries import state, tensor, wanted
 from trackbed.checkpoint import ShardedObject, load, open_checkpoint, save
 from trackbed.checkpoint.ranks import meet
 from trackbed.checkpoint.verify import find_damage

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from launching import run_script
+from tests.support.processes.launching import run_script
 from trackbed.checkpoint import ShardedObject, ShardedTensor
 from trackbed.errors import CheckpointError
 from trackbed.megatron.checkpoints import serialization
@@ -32,7 +32,6 @@ def state_of(value, **more):
     return {**{key: [value] * 5 for key in "abc"}, "o": {"value": value}, **more}
 
 
-@pytest.mark.dist
 def test_a_request_is_written_by_a_forked_process_and_completed_by_this_one(results):
     for found in results["a_request_in_a_forked_process"]:
         assert found[::2] == [0, 0, 0]
@@ -43,12 +42,10 @@ def test_a_request_is_written_by_a_forked_process_and_completed_by_this_one(resu
             assert names == [".metadata", *own, "trackbed.extents"]
 
 
-@pytest.mark.dist
 def test_a_request_is_written_from_a_pickle(results):
     assert results["a_request_as_a_pickle"] == [state_of(4.0, step=4)] * SIZE
 
 
-@pytest.mark.dist
 def test_a_request_whose_process_is_gone_fails_on_all_ranks_and_leaves_no_folder(results):
     for kinds, text, left in results["a_request_whose_process_fails_on_one_rank"]:
         assert "CheckpointError" in kinds
@@ -57,7 +54,6 @@ def test_a_request_whose_process_is_gone_fails_on_all_ranks_and_leaves_no_folder
         assert left == []
 
 
-@pytest.mark.dist
 def test_a_request_that_cannot_write_in_another_process_says_why_on_all_ranks(results):
     codes = [code for code, _, _ in results["a_request_that_cannot_write_in_a_forked_process"]]
     assert codes == [0, 1, 0]
@@ -65,7 +61,6 @@ def test_a_request_that_cannot_write_in_another_process_says_why_on_all_ranks(re
         assert "async_fn must have written the files, but failed: rank 1: FileExistsError" in text
 
 
-@pytest.mark.dist
 def test_a_request_that_fails_at_once_leaves_no_folder(results):
     for rank, (kinds, text, left) in enumerate(results["a_request_that_fails_at_once_on_one_rank"]):
         assert text == "save: rank 1: OSError: no"
@@ -74,7 +69,6 @@ def test_a_request_that_fails_at_once_leaves_no_folder(results):
         assert left == []
 
 
-@pytest.mark.dist
 def test_a_cached_distribution_needs_no_other_rank(results):
     for saving_or_loading in range(2):
         seconds, ids = zip(*(found[saving_or_loading] for found in results["a_cached_distribution"]), strict=True)
@@ -82,7 +76,6 @@ def test_a_cached_distribution_needs_no_other_rank(results):
         assert [sorted(column) for column in zip(*ids, strict=True)] == [[0, 1, 1]] * 3  # each by one rank
 
 
-@pytest.mark.dist
 def test_another_structure_than_that_of_a_cached_distribution_is_an_error(results):
     for texts in results["a_cached_distribution_of_another_structure"]:
         assert [text[0] for text in texts] == ["d", "b", "c"] * 2
@@ -90,7 +83,6 @@ def test_another_structure_than_that_of_a_cached_distribution_is_an_error(result
             assert "the structure of the state must be the same in each call with do_cache_distribution=True" in text
 
 
-@pytest.mark.dist
 def test_a_load_in_a_group_of_one_waits_for_no_other_rank(results):
     (own, stored, seconds), *others = results["a_load_in_a_group_of_one"]
     assert own == {**{key: [7.0] * 5 for key in "abc"}, "o": "object o"}
@@ -99,7 +91,6 @@ def test_a_load_in_a_group_of_one_waits_for_no_other_rank(results):
     assert others == [None] * 2
 
 
-@pytest.mark.dist
 def test_two_ranks_of_three_load_what_the_third_has_the_main_replica_of(results):
     *pair, third = results["a_load_of_two_ranks_of_three"]
     assert third is None
@@ -108,12 +99,10 @@ def test_two_ranks_of_three_load_what_the_third_has_the_main_replica_of(results)
         assert found[1::2] == [state_of(9.0)] * 3
 
 
-@pytest.mark.dist
 def test_a_wrapper_returns_what_its_strategy_does(results):
     assert results["what_a_strategy_returns"] == ["saved"] * SIZE
 
 
-@pytest.mark.dist
 def test_the_error_of_a_strategy_has_its_class_and_ours(results):
     wanted = [kind for kind in ("FileNotFoundError", "NotImplementedError", "OwnError") for _ in range(2)]
     for found in results["what_a_strategy_raises"]:
@@ -122,7 +111,6 @@ def test_the_error_of_a_strategy_has_its_class_and_ours(results):
             assert f"rank 0, rank 1 and rank 2: {kind}: " in text
 
 
-@pytest.mark.dist
 def test_an_unknown_way_to_exchange_is_not_implemented_on_any_rank(results):
     for found in results["an_unknown_way_to_exchange"]:
         for kinds, text in found:
@@ -130,7 +118,6 @@ def test_an_unknown_way_to_exchange_is_not_implemented_on_any_rank(results):
             assert "exchange_algo: must be one of broadcast, gather_object, gather_rounds, found 'x'" in text
 
 
-@pytest.mark.dist
 def test_a_tensor_of_which_no_rank_has_the_main_replica_is_refused_by_all_ways_to_save(results):
     words = "b: what a rank has must be in a main replica of some rank, but no main replica has [0:5], of which ranks 0"
     for found in results["a_tensor_without_a_main_replica"]:
@@ -141,27 +128,23 @@ def test_a_tensor_of_which_no_rank_has_the_main_replica_is_refused_by_all_ways_t
             assert is_as_before
 
 
-@pytest.mark.dist
 def test_an_object_of_which_no_rank_has_the_main_replica_is_refused(results):
     for found in results["an_object_without_a_main_replica"]:
         for _, text in found:
             assert "o: what a rank has must be in a main replica of some rank" in text
 
 
-@pytest.mark.dist
 def test_a_main_replica_in_another_group_is_right(results):
     of_ranks = results["a_main_replica_in_another_group"]
     assert [ids for ids, _ in of_ranks] == [[0] * 3, [1] * 3, [2] * 3]  # groups of one rank stay as they are
     assert [values for _, values in of_ranks] == [state_of(6.0)] * SIZE
 
 
-@pytest.mark.dist
 def test_a_copy_of_another_box_is_not_saved_in_the_place_of_the_main_replica(results):
     for found in results["a_copy_of_a_larger_box_at_the_place_of_the_main_replica"]:
         assert found["w"] == [0.0, 1.0, 2.0, 3.0, 4.0]
 
 
-@pytest.mark.dist
 def test_a_part_that_no_rank_has_may_be_missing(results):
     assert results["a_part_that_no_rank_has"] == [{"w": [1.0, 1.0]}] * SIZE
 

@@ -2,15 +2,12 @@
 
 from pathlib import Path
 
-import pytest
-
-from launching import run_script
+from tests.support.processes.launching import run_script
 
 RANK = Path(__file__).parent / "wrapper_faults_rank.py"
 NUM_CASES = 3 * (6 + 6 + 2)
 
 
-@pytest.mark.dist
 def test_what_one_rank_raises_in_a_wrapper_is_raised_by_all():
     of_ranks = run_script(RANK, 4, limit_seconds=240)
     assert [len(cases) for cases in of_ranks] == [NUM_CASES] * 4

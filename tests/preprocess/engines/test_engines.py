@@ -6,7 +6,7 @@ from multiprocessing import get_context
 
 import pytest
 
-from contracts.engine import EngineContract, Work
+from tests.support.contracts.engine import EngineContract, Work
 from trackbed.errors import ArgumentError, TrackbedError
 from trackbed.preprocess.engines import ExecutorEngine, InProcessEngine, ProcessEngine, RayEngine, run_tasks
 

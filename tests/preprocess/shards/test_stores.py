@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from stored_pairs import open_stored
+from tests.support.files.stored_pairs import open_stored
 from trackbed.datasets.tokenizers.bytes_and_numbers import ByteTokenizer
 from trackbed.errors import ArgumentError, FormatError, StoreError
 from trackbed.files import stores

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from built_pair import build
-from stored_pairs import open_stored, upload
+from tests.support.files.built_pair import build
+from tests.support.files.stored_pairs import open_stored, upload
 from trackbed.errors import ArgumentError, FormatError
 from trackbed.files.stores import stamp_of_object
 from trackbed.megatron.object_storage import get_index_cache_path

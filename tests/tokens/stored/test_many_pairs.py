@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from store_servers import Relay
+from tests.support.stores.servers import Relay
 from trackbed.tokens import IndexedDataset, IndexedDatasetBuilder, IndexedGroup, ObjectStorageConfig
 
 COUNT = 4096

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contracts.source import DATA, SourceContract
-from stored_pairs import StoredPath
+from tests.support.contracts.source import DATA, SourceContract
+from tests.support.files.stored_pairs import StoredPath
 from trackbed.errors import FormatError, StoreError
 from trackbed.tokens.stored.source import StoredSource, join_ranges, read_spans
 

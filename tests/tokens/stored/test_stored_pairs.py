@@ -5,8 +5,8 @@ import pickle
 import numpy as np
 import pytest
 
-from built_pair import build
-from stored_pairs import open_stored, upload
+from tests.support.files.built_pair import build
+from tests.support.files.stored_pairs import open_stored, upload
 from trackbed.blends import read_blend_file
 from trackbed.errors import ArgumentError, FormatError, StoreError
 from trackbed.tokens import IndexedDataset, IndexedGroup, ObjectStorageConfig, merge, seal, verify, verify_content

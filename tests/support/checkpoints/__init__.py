@@ -1,0 +1,1 @@
+"""States to save, and classes of their values."""

@@ -1,0 +1,1 @@
+"""Writes token files, blends, tokenizers and cache entries."""

@@ -1,0 +1,1 @@
+"""Damages files and draws hostile input."""

@@ -1,0 +1,1 @@
+"""Megatron Core as the oracle, and the cases that are compared with it."""

@@ -1,0 +1,1 @@
+"""Models, their wrappers and steps."""

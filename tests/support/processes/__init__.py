@@ -1,0 +1,1 @@
+"""Starts processes: tests of modules that import from here are marked `dist`."""

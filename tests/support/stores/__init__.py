@@ -1,0 +1,1 @@
+"""Starts object stores."""
