@@ -76,6 +76,8 @@ def _build(missing: Sequence[tuple[Request, LookupResult]]) -> Iterator[tuple[Re
         for batch in requests[0].kind.build(requests, lambda request: writers[id(request)]):
             check_cancelled()
             committed = commit([writers[id(request)].complete(arrays) for request, arrays in batch])
+            # Where another builder of the same entry was faster, its files stay, and this one's are gone: they are
+            # looked up, as their stamps are needed.
             theirs = [request for (request, _), one in zip(batch, committed, strict=True) if one is None]
             rest = iter(look_up(theirs, is_vouched=True))
             for (request, _), one in zip(batch, committed, strict=True):

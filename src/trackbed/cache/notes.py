@@ -166,6 +166,7 @@ def _write(mark: FlushMark) -> None:
         with open(os.open(mark.path, os.O_WRONLY | os.O_CLOEXEC | os.O_NONBLOCK), "wb") as file:
             file.write(mark.text)  # a line that is cut names no entry
             file.truncate()
+        # Readers compare the time of the folder, which a write into one of its files does not change.
         os.utime(os.path.dirname(mark.path))
     except OSError as error:
         logger.debug("%s: no note was left: %s", mark.own_folder, error)

@@ -152,6 +152,7 @@ class StoredIndex:
         try:
             self._place.mkdir(parents=True, exist_ok=True)
             with self._locked():
+                # Once more under the lock: the process that held it may have fetched this object.
                 return self.find(stamp) or self._fetch(stamp)
         except OSError as error:
             if isinstance(error, FileNotFoundError) and error.filename == self.address.text:
@@ -174,6 +175,8 @@ class StoredIndex:
                 os.close(descriptor)
             sums = FileSum.of(checksum_file(partial))
             lengths_crc32 = checksum_lengths(_lengths_in(partial, self.address.text))
+            # Without a side file no process uses the copy. Killed between the two calls, a process that removed it
+            # later would leave it beside another copy than the one that it describes.
             copied.side.unlink(missing_ok=True)
             publish(partial, copied.idx)
         except BaseException:
