@@ -13,10 +13,10 @@ from trackbed.builder.plan_split import blend_of
 from trackbed.cache import LazyArrays
 from trackbed.cache.entry import shortened
 from trackbed.datasets.blend.dataset import BlendedDataset
-from trackbed.datasets.cached import CachedDataset
+from trackbed.datasets.cached import CachedDataset, is_ours
 from trackbed.datasets.config import BlendedMegatronDatasetConfig
 from trackbed.datasets.identity import plain
-from trackbed.datasets.megatron_dataset import MegatronDataset, is_ours
+from trackbed.datasets.megatron_dataset import MegatronDataset
 from trackbed.index.splits import Split
 
 _OPTIONS: Final = (

@@ -22,11 +22,11 @@ from trackbed.cancellation import check_cancelled, polling
 from trackbed.comm import SOLO, Group
 from trackbed.comm.torch import current_group
 from trackbed.datasets.blend.dataset import BlendedDataset
-from trackbed.datasets.cached import CachedDataset
+from trackbed.datasets.cached import CachedDataset, check_overrides, is_ours
 from trackbed.datasets.config import BlendedMegatronDatasetConfig, storage_of
 from trackbed.datasets.end_check import check_document_ends
 from trackbed.datasets.low_level import IndexedDataset
-from trackbed.datasets.megatron_dataset import MegatronDataset, check_overrides, is_ours
+from trackbed.datasets.megatron_dataset import MegatronDataset
 from trackbed.datasets.start import Start, current_start
 from trackbed.errors import CacheError, PlanError, TrackbedError
 from trackbed.files import local_host_path

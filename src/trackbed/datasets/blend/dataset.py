@@ -23,20 +23,12 @@ from trackbed.datasets.blend.balanced import BalancedOrder
 from trackbed.datasets.blend.greedy import GreedyOrder
 from trackbed.datasets.blend.instant import InstantBlend
 from trackbed.datasets.blend.order import ARRAYS, BlendOrder, BlendSpec
-from trackbed.datasets.cached import CachedDataset
+from trackbed.datasets.cached import CachedDataset, check_overrides, is_ours
 from trackbed.datasets.config import BlendedMegatronDatasetConfig
 from trackbed.datasets.gpt.dataset import GPTDataset
 from trackbed.datasets.identity import DataChecksum, DatasetFingerprint, joined
 from trackbed.datasets.low_level import sampled_tokens
-from trackbed.datasets.megatron_dataset import (
-    MegatronDataset,
-    check_overrides,
-    describe_blend,
-    description_now,
-    is_ours,
-    md5_of,
-    samples_text,
-)
+from trackbed.datasets.megatron_dataset import MegatronDataset, describe_blend, description_now, md5_of, samples_text
 from trackbed.datasets.samples import IndexArray, IndexArrays, SampleLocations
 from trackbed.errors import ArgumentError
 from trackbed.index import Order

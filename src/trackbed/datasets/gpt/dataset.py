@@ -13,14 +13,14 @@ import torch
 from trackbed.cache import Kind
 from trackbed.datasets.batches.forms import GPTForm
 from trackbed.datasets.batches.sources import SampleLayout
-from trackbed.datasets.cached import CachedDataset
+from trackbed.datasets.cached import CachedDataset, check_overrides
 from trackbed.datasets.gpt import sample
 from trackbed.datasets.gpt.config import GPTDatasetConfig
 from trackbed.datasets.gpt.indexed import IndexedSamples
 from trackbed.datasets.gpt.indices import GPT_KIND, GPTIndices
 from trackbed.datasets.gpt.instant import InstantSamples
 from trackbed.datasets.low_level import num_sequences, open_group, open_pair
-from trackbed.datasets.megatron_dataset import LowLevelDataset, check_overrides
+from trackbed.datasets.megatron_dataset import LowLevelDataset
 from trackbed.datasets.samples import IndexArray, IndexArrays, SampleLocations, SamplePieces, Samples
 from trackbed.errors import ArgumentError
 from trackbed.index.splits import Split

@@ -17,7 +17,7 @@ from trackbed.cache import Kind, LazyArrays, damage
 from trackbed.datasets.batches.forms import MaskedForm, MaskedSpec
 from trackbed.datasets.batches.reader import BatchForm
 from trackbed.datasets.batches.sources import SampleLayout
-from trackbed.datasets.cached import CachedDataset
+from trackbed.datasets.cached import CachedDataset, is_overridden
 from trackbed.datasets.low_level import num_documents, open_group, open_pair, reads_in_rounds
 from trackbed.datasets.masked.config import MaskedWordPieceDatasetConfig
 from trackbed.datasets.masked.indices import ARRAYS, MaskedIndices
@@ -30,7 +30,7 @@ from trackbed.datasets.masked.masking import (
     mask_words,
     word_pieces_of,
 )
-from trackbed.datasets.megatron_dataset import LowLevelDataset, is_overridden
+from trackbed.datasets.megatron_dataset import LowLevelDataset
 from trackbed.datasets.samples import IndexArray, IndexArrays, SampleLocations
 from trackbed.errors import ArgumentError, CacheError, FormatError
 from trackbed.index.splits import Split
