@@ -178,8 +178,8 @@ def commit(entries: Sequence[NewEntry]) -> list[LookupResult | None]:
         CacheError: a file cannot be written, or manifests come and go so fast that none can be claimed.
     """
     results: list[LookupResult | None] = [None] * len(entries)
-    for entry in entries:
-        entry.replace_damaged()
+    for new_entry in entries:
+        new_entry.replace_damaged()
     remaining = dict(enumerate(entries))
     for _ in range(_ATTEMPTS):
         if not remaining:
@@ -195,25 +195,25 @@ def _commit_once(entries: Mapping[int, NewEntry], results: list[LookupResult | N
     own = next(iter(entries.values())).entry.own_folder
     # Where other hosts see the folder too, a file that is not closed yet may not be seen by all.
     errors, stamps = commit_file_sets(
-        [entry.file_set(ending) for entry in entries.values()], may_be_unnamed=is_on_this_machine(own)
+        [new_entry.file_set(ending) for new_entry in entries.values()], may_be_unnamed=is_on_this_machine(own)
     )
-    claimed = read_stamps([entry.location.manifest for entry in entries.values()])
+    claimed = read_stamps([new_entry.location.manifest for new_entry in entries.values()])
     remaining, refused = {}, None
-    for (number, entry), error, its_stamps, its_claim in zip(entries.items(), errors, stamps, claimed, strict=True):
+    for (number, new_entry), error, its_stamps, its_claim in zip(entries.items(), errors, stamps, claimed, strict=True):
         if not error:
             # After the claim and before the last file appeared, the manifest may have been removed, and another entry
             # may have claimed the name: its files and these are then mixed, and may have the sizes that its manifest
             # says. So the manifests are read again, after the files have appeared.
-            if entry.claim is Claim.none or (its_claim != its_stamps[-1]).any():
-                entry.check_claim()
-            results[number] = entry.found(its_stamps) if entry.claim is not Claim.none else None
-        elif error == errno.EEXIST and entry.claim is Claim.take:
-            with explained(entry.entry, entry.location):
+            if new_entry.claim is Claim.none or (its_claim != its_stamps[-1]).any():
+                new_entry.check_claim()
+            results[number] = new_entry.found(its_stamps) if new_entry.claim is not Claim.none else None
+        elif error == errno.EEXIST and new_entry.claim is Claim.take:
+            with explained(new_entry.entry, new_entry.location):
                 # Nothing of this entry has appeared: the manifest is the first file, and it failed.
-                entry.take_turn()
-            remaining[number] = entry
-        elif not (error == errno.EALREADY and entry.claim is Claim.none):
-            refused = refused or cannot_write(entry.entry, OSError(error, os.strerror(error)), entry.location)
+                new_entry.take_turn()
+            remaining[number] = new_entry
+        elif not (error == errno.EALREADY and new_entry.claim is Claim.none):
+            refused = refused or cannot_write(new_entry.entry, OSError(error, os.strerror(error)), new_entry.location)
     if refused is not None:
         raise refused
     return remaining
