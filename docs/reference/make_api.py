@@ -118,8 +118,12 @@ def _entry(facade: str, name: str, found: Any) -> str:
 
 def _constant_text(facade: str, name: str) -> str:
     """Returns the text that follows the assignment of a constant in the module that a facade takes it from."""
-    place = getattr(import_module(facade), "_MODULES", {}).get(name)
-    source = import_module(f"{facade}.{place}" if place else facade)
+    imports = [
+        node
+        for node in ast.walk(ast.parse(inspect.getsource(import_module(facade))))
+        if isinstance(node, ast.ImportFrom) and any(alias.asname == name for alias in node.names)
+    ]
+    source = import_module(str(imports[0].module) if imports else facade)
     for before, after in pairwise(ast.parse(inspect.getsource(source)).body):
         is_text = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
         targets = before.targets if isinstance(before, ast.Assign) else [getattr(before, "target", None)]

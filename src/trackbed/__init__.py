@@ -7,10 +7,10 @@ used. Each layer has more in its package: `trackbed.tokens`, `trackbed.preproces
 `trackbed.checkpoint`; `trackbed.megatron` puts them under Megatron Core's names.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from trackbed.version import __version__
+from trackbed.lazy_names import lazy_names
+from trackbed.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from trackbed import blends as blends
@@ -26,123 +26,51 @@ if TYPE_CHECKING:
     from trackbed import optim as optim
     from trackbed import preprocess as preprocess
     from trackbed import tokens as tokens
-    from trackbed.blends.open import Splits, open_blend
-    from trackbed.checkpoint import (
-        Checkpoint,
-        ShardedObject,
-        ShardedTensor,
-        latest_checkpoint,
-        load,
-        open_checkpoint,
-        save,
-    )
-    from trackbed.datasets import Batch
-    from trackbed.datasets.blend.dataset import SplitDataset
-    from trackbed.errors import (
-        ArgumentError,
-        BlendFileError,
-        CacheError,
-        CheckpointError,
-        CollectiveError,
-        FormatError,
-        GradientError,
-        OversampleError,
-        PlanError,
-        StoreError,
-        TrackbedError,
-    )
-    from trackbed.grads import DistributedDataParallel, DistributedDataParallelConfig
-    from trackbed.loading.loader import BatchLoader
-    from trackbed.optim import DataParallelOptimizer, StepReport, load_sharded_state, sharded_state
+    from trackbed.blends.open import Splits as Splits
+    from trackbed.blends.open import open_blend as open_blend
+    from trackbed.checkpoint import Checkpoint as Checkpoint
+    from trackbed.checkpoint import ShardedObject as ShardedObject
+    from trackbed.checkpoint import ShardedTensor as ShardedTensor
+    from trackbed.checkpoint import latest_checkpoint as latest_checkpoint
+    from trackbed.checkpoint import load as load
+    from trackbed.checkpoint import open_checkpoint as open_checkpoint
+    from trackbed.checkpoint import save as save
+    from trackbed.datasets import Batch as Batch
+    from trackbed.datasets.blend.dataset import SplitDataset as SplitDataset
+    from trackbed.errors import ArgumentError as ArgumentError
+    from trackbed.errors import BlendFileError as BlendFileError
+    from trackbed.errors import CacheError as CacheError
+    from trackbed.errors import CheckpointError as CheckpointError
+    from trackbed.errors import CollectiveError as CollectiveError
+    from trackbed.errors import FormatError as FormatError
+    from trackbed.errors import GradientError as GradientError
+    from trackbed.errors import OversampleError as OversampleError
+    from trackbed.errors import PlanError as PlanError
+    from trackbed.errors import StoreError as StoreError
+    from trackbed.errors import TrackbedError as TrackbedError
+    from trackbed.grads import DistributedDataParallel as DistributedDataParallel
+    from trackbed.grads import DistributedDataParallelConfig as DistributedDataParallelConfig
+    from trackbed.loading.loader import BatchLoader as BatchLoader
+    from trackbed.optim import DataParallelOptimizer as DataParallelOptimizer
+    from trackbed.optim import StepReport as StepReport
+    from trackbed.optim import load_sharded_state as load_sharded_state
+    from trackbed.optim import sharded_state as sharded_state
 
-__all__ = [
-    "ArgumentError",
-    "Batch",
-    "BatchLoader",
-    "BlendFileError",
-    "CacheError",
-    "Checkpoint",
-    "CheckpointError",
-    "CollectiveError",
-    "DataParallelOptimizer",
-    "DistributedDataParallel",
-    "DistributedDataParallelConfig",
-    "FormatError",
-    "GradientError",
-    "OversampleError",
-    "PlanError",
-    "ShardedObject",
-    "ShardedTensor",
-    "SplitDataset",
-    "Splits",
-    "StepReport",
-    "StoreError",
-    "TrackbedError",
-    "__version__",
-    "latest_checkpoint",
-    "load",
-    "load_sharded_state",
-    "open_blend",
-    "open_checkpoint",
-    "save",
-    "sharded_state",
-]
-
-_MODULES = {
-    "ArgumentError": "errors",
-    "Batch": "datasets",
-    "BatchLoader": "loading.loader",
-    "BlendFileError": "errors",
-    "CacheError": "errors",
-    "Checkpoint": "checkpoint",
-    "CheckpointError": "errors",
-    "CollectiveError": "errors",
-    "DataParallelOptimizer": "optim",
-    "DistributedDataParallel": "grads",
-    "DistributedDataParallelConfig": "grads",
-    "FormatError": "errors",
-    "GradientError": "errors",
-    "OversampleError": "errors",
-    "PlanError": "errors",
-    "ShardedObject": "checkpoint",
-    "ShardedTensor": "checkpoint",
-    "SplitDataset": "datasets.blend.dataset",
-    "Splits": "blends.open",
-    "StepReport": "optim",
-    "StoreError": "errors",
-    "TrackbedError": "errors",
-    "latest_checkpoint": "checkpoint",
-    "load": "checkpoint",
-    "load_sharded_state": "optim",
-    "open_blend": "blends.open",
-    "open_checkpoint": "checkpoint",
-    "save": "checkpoint",
-    "sharded_state": "optim",
-}
-_PACKAGES = (
-    "blends",
-    "builder",
-    "checkpoint",
-    "comm",
-    "datasets",
-    "errors",
-    "grads",
-    "index",
-    "loading",
-    "megatron",
-    "optim",
-    "preprocess",
-    "tokens",
+__getattr__, __dir__, __all__ = lazy_names(
+    __name__,
+    {
+        "trackbed.blends.open": "Splits open_blend",
+        "trackbed.checkpoint": "Checkpoint ShardedObject ShardedTensor latest_checkpoint load open_checkpoint save",
+        "trackbed.datasets": "Batch",
+        "trackbed.datasets.blend.dataset": "SplitDataset",
+        "trackbed.errors": (
+            "ArgumentError BlendFileError CacheError CheckpointError CollectiveError FormatError GradientError "
+            "OversampleError PlanError StoreError TrackbedError"
+        ),
+        "trackbed.grads": "DistributedDataParallel DistributedDataParallelConfig",
+        "trackbed.loading.loader": "BatchLoader",
+        "trackbed.optim": "DataParallelOptimizer StepReport load_sharded_state sharded_state",
+    },
+    present="__version__",
+    modules="blends builder checkpoint comm datasets errors grads index loading megatron optim preprocess tokens",
 )
-
-
-def __getattr__(name: str) -> Any:
-    if name in _PACKAGES:
-        return import_module(f"{__name__}.{name}")
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted([*__all__, *_PACKAGES])

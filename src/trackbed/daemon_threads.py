@@ -3,14 +3,18 @@
 The executors of `concurrent.futures` join their threads when the interpreter ends, which may then take forever.
 """
 
+import os
 import queue
+import sys
 import threading
 import weakref
 from collections.abc import Callable
-from concurrent.futures import Future
-from typing import Any, TypeVar
+from concurrent.futures import Future, wait
+from typing import Any, Final, TypeVar
 
 _Result = TypeVar("_Result")
+_POLL_SECONDS: Final = 0.1
+_NAME: Final = "trackbed uninterruptible"
 _Calls = queue.SimpleQueue["tuple[Future[Any], Callable[[], Any]] | None"]
 
 
@@ -51,6 +55,23 @@ def call_on_thread(call: Callable[[], _Result], name: str) -> "Future[_Result]":
     future: Future[_Result] = Future()
     threading.Thread(target=_fulfil, args=(future, call), daemon=True, name=name).start()
     return future
+
+
+def run_in_thread(work: Callable[[], _Result]) -> _Result:
+    """Runs `work` in a thread, so that signals reach the caller. Returns its result, or raises its error."""
+    future = call_on_thread(work, _NAME)
+    # A signal that arrives just before a wait does not interrupt it, so every wait is short.
+    while not wait([future], timeout=_POLL_SECONDS).done:
+        pass
+    return future.result()
+
+
+def exit_if_busy(code: int) -> None:
+    """Exits at once if a thread of `run_in_thread` still runs, as a regular shutdown of the interpreter would crash."""
+    if any(thread.name == _NAME for thread in threading.enumerate()):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 def _end(calls: _Calls, num_threads: int) -> None:

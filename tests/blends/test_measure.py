@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.files.blends import VOCAB, gpt_config, write_pair, write_pairs
 from trackbed.blends import dataset_tables, measure_blend, members, plan_blend, read_blend_file, with_tokenizer
-from trackbed.blends.weights import DatasetRequest, plan_weights
+from trackbed.blends.sizes import DatasetRequest, plan_weights
 from trackbed.builder import BlendedMegatronDatasetBuilder
 from trackbed.datasets import NullTokenizer
 from trackbed.errors import ArgumentError, BlendFileError, PlanError

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.support.files.blends import write_pair, write_pairs
 from tests.support.files.stored_pairs import upload
 from trackbed.blends import measure_blend, plan_blend, read_blend_file, read_blend_table
-from trackbed.blends.repeats import pair_ids
+from trackbed.blends.members import pair_ids
 from trackbed.errors import BlendFileError
 from trackbed.megatron.blend_arguments.blend_of_arguments import blend_of_megatron_arguments
 from trackbed.tokens.shard_list import shard_list_text

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trackbed.blends.toml_lines import find_key_lines
+from trackbed.blends.toml_tables import find_key_lines
 
 TEXT = """\
 # a = 1

@@ -22,7 +22,7 @@ SIZES = (60, 6, 6)
 def held_flush(monkeypatch):
     """A flush that ends when the event is set."""
     event = threading.Event()
-    monkeypatch.setattr("trackbed.files.flush.flush_file_system", lambda folder: event.wait(60))
+    monkeypatch.setattr("trackbed.files.writeback.flush_file_system", lambda folder: event.wait(60))
     yield event
     event.set()
     await_flush()
@@ -89,7 +89,7 @@ def test_a_start_from_another_boot_makes_no_name_later_either(tmp_path, monkeypa
     remove_folder(tmp_path / "cache" / ".trackbed" / "notes")
     monkeypatch.setenv("TRACKBED_BOOT_ID", "after")
     event = threading.Event()
-    monkeypatch.setattr("trackbed.files.flush.flush_file_system", lambda folder: event.wait(60))
+    monkeypatch.setattr("trackbed.files.writeback.flush_file_system", lambda folder: event.wait(60))
     build(config_of(tmp_path), SIZES)
     before = names_in(tmp_path)
     event.set()

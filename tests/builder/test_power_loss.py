@@ -130,8 +130,8 @@ def test_a_flush_that_fails_marks_nothing_and_ends_nothing(tmp_path, monkeypatch
     def fail(folder):
         raise OSError(errno.EIO, os.strerror(errno.EIO), folder)
 
-    monkeypatch.setattr("trackbed.files.flush.flush_file_system", fail)
-    with caplog.at_level("DEBUG", logger="trackbed.files.flush"):
+    monkeypatch.setattr("trackbed.files.writeback.flush_file_system", fail)
+    with caplog.at_level("DEBUG", logger="trackbed.files.writeback"):
         build(config_of(tmp_path), SIZES)
         await_flush()
     assert "not known to be on the disk" in caplog.text
@@ -147,7 +147,7 @@ def test_a_start_does_not_wait_for_the_flush_and_the_command_does(tmp_path, monk
         time.sleep(1.0)
         events.append("ends")
 
-    monkeypatch.setattr("trackbed.files.flush.flush_file_system", flush)
+    monkeypatch.setattr("trackbed.files.writeback.flush_file_system", flush)
     config = config_of(tmp_path)
     datasets = build(config, SIZES)
     assert "ends" not in events

@@ -23,7 +23,7 @@ from tests.support.files.small_entries import (
     seeds_in,
 )
 from trackbed.cache import build as building
-from trackbed.cache.advice import advice_on
+from trackbed.cache.lookup import advice_on
 from trackbed.errors import CacheError
 from trackbed.files import publish
 

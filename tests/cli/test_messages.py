@@ -1,4 +1,4 @@
-from trackbed.cli.messages import describe
+from trackbed.cli.output import describe
 from trackbed.errors import FormatError
 
 

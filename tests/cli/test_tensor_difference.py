@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trackbed.cli import tensor_difference
-from trackbed.cli.tensor_difference import compare_tensors
+from trackbed.cli import ckpt
+from trackbed.cli.ckpt import compare_tensors
 
 NAN, INF = math.nan, math.inf
 
@@ -79,11 +79,11 @@ def test_no_tolerance_forgives_a_nan_in_one_of_them():
 def test_parts_make_no_difference(pairs, tolerance):
     one, other = (torch.tensor([pair[side] for pair in pairs], dtype=torch.float32) for side in (0, 1))
     whole = compare_tensors(one, other, tolerance=tolerance)
-    before, tensor_difference._AT_ONCE = tensor_difference._AT_ONCE, 3
+    before, ckpt._AT_ONCE = ckpt._AT_ONCE, 3
     try:
         in_parts = compare_tensors(one, other, tolerance=tolerance)
     finally:
-        tensor_difference._AT_ONCE = before
+        ckpt._AT_ONCE = before
     assert repr(in_parts) == repr(whole)
     wanted = sum(
         not (a == b or (math.isnan(a) and math.isnan(b)) or abs(a - b) <= tolerance)

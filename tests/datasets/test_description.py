@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.files.blends import GPTDataset, gpt_config, write_pair
-from trackbed.datasets.description import describe
+from trackbed.datasets.megatron_dataset import describe
 from trackbed.datasets.start import Start, shared
 from trackbed.index import Split
 from trackbed.index.ranges import number_range

@@ -18,7 +18,7 @@ from trackbed.datasets.batches.reader import ReadsBatches
 from trackbed.errors import ArgumentError, StoreError
 from trackbed.kernels import FetchedBytes
 from trackbed.loading import BatchStream, MegatronPretrainingSampler
-from trackbed.loading.fetch_ahead import fetch_ahead
+from trackbed.loading.read_ahead import fetch_ahead
 from trackbed.tokens.stored.budget import BUDGET, FetchBudget
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.support.files.blends import build, gpt_config, tokens_of, write_pair, write_pairs
 from trackbed.errors import ArgumentError
 from trackbed.loading import MegatronPretrainingRandomSampler, MegatronPretrainingSampler
-from trackbed.loading.counted import CountedBatches
+from trackbed.loading.position import CountedBatches
 
 
 class Sized:

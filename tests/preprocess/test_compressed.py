@@ -18,8 +18,8 @@ from tests.support.tiers import with_files
 from trackbed.datasets.tokenizers.bytes_and_numbers import ByteTokenizer
 from trackbed.errors import FormatError, PlanError
 from trackbed.preprocess import PreprocessConfig, preprocess
+from trackbed.preprocess.chunks import plan_chunks
 from trackbed.preprocess.inputs import find_inputs
-from trackbed.preprocess.plan import plan_chunks
 from trackbed.preprocess.readers import read_lines
 from trackbed.tokens import IndexedDataset
 

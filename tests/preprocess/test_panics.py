@@ -19,8 +19,8 @@ from trackbed.preprocess import (
     open_tokenizer,
     preprocess,
 )
+from trackbed.preprocess.chunks import plan_chunks
 from trackbed.preprocess.inputs import find_inputs
-from trackbed.preprocess.plan import plan_chunks
 from trackbed.preprocess.tokenise import ChunkTokenizer
 from trackbed.preprocess.train_tokenizer import _Corpus
 from trackbed.tokens import IndexedDataset

@@ -3,7 +3,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trackbed.preprocess import plan
+from trackbed.preprocess import chunks
 from trackbed.preprocess.inputs import InputFile, InputFormat
 
 
@@ -12,7 +12,7 @@ def file(name, size_bytes, input_format=InputFormat.JSON_LINES):
 
 
 def plan_chunks(files, *, chunk_bytes):
-    return plan.plan_chunks(files, chunk_bytes=chunk_bytes, max_record_bytes=1 << 30)
+    return chunks.plan_chunks(files, chunk_bytes=chunk_bytes, max_record_bytes=1 << 30)
 
 
 def spans(chunks):

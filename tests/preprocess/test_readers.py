@@ -6,10 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trackbed.errors import FormatError
-from trackbed.preprocess.input_segments import InputSegment
-from trackbed.preprocess.inputs import find_inputs
-from trackbed.preprocess.plan import plan_chunks
-from trackbed.preprocess.readers import BadRecord, Record, RecordError, parse_record, read_lines, read_segment
+from trackbed.preprocess.chunks import plan_chunks
+from trackbed.preprocess.inputs import InputSegment, find_inputs
+from trackbed.preprocess.readers import BadRecord, RecordError, TextRecord, parse_record, read_lines, read_segment
 
 LIMIT = 1 << 20
 
@@ -47,13 +46,13 @@ def test_a_line_with_a_carriage_return_or_a_unicode_line_end_inside_is_one_recor
     text = "a\r\nb\u2028c\u0085d\x0b\x0ce"
     path = tmp_path / "a.jsonl"
     path.write_text(json.dumps({"text": text}, ensure_ascii=False) + "\r\n", encoding="utf-8", newline="")
-    assert records_of(path) == [Record(0, (text,))]
+    assert records_of(path) == [TextRecord(0, (text,))]
 
 
 def test_blank_lines_are_no_records_and_count_as_lines(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'\n \t\r\n{"text": "x"}\n')
-    assert records_of(path) == [None, None, Record(2, ("x",))]
+    assert records_of(path) == [None, None, TextRecord(2, ("x",))]
 
 
 @pytest.mark.parametrize("raw", ['[{"text": "x"}]', '\n [\n{"text": "x"},\n{"text": "y"}\n]\n'])
@@ -75,13 +74,13 @@ def test_an_array_after_a_record_is_a_line_of_its_own(tmp_path):
 def test_texts_stay_as_they_are(tmp_path, text):
     path = tmp_path / "a.jsonl"
     path.write_text(json.dumps({"text": text}) + "\n")
-    assert records_of(path) == [Record(0, (text,))]
+    assert records_of(path) == [TextRecord(0, (text,))]
 
 
 def test_a_plain_text_is_one_record_with_its_byte_order_mark_and_line_ends(tmp_path):
     path = tmp_path / "a.txt"
     path.write_bytes(b"\xef\xbb\xbfone\r\ntwo\n\n")
-    assert records_of(path) == [Record(0, ("\ufeffone\r\ntwo\n\n",))]
+    assert records_of(path) == [TextRecord(0, ("\ufeffone\r\ntwo\n\n",))]
 
 
 def test_a_byte_that_is_no_utf8_is_found_with_its_line_in_a_plain_text(tmp_path):
@@ -129,7 +128,7 @@ def test_a_byte_order_mark_before_the_first_line_is_named(tmp_path):
     path.write_bytes(b'\xef\xbb\xbf{"text": "x"}\n{"text": "y"}\n')
     bad, good = records_of(path)
     assert "must not begin with a byte order mark" in bad.reason
-    assert good == Record(1, ("y",))
+    assert good == TextRecord(1, ("y",))
 
 
 def test_a_file_that_changes_between_the_plan_and_the_reading_is_an_error(tmp_path):

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from trackbed.datasets.tokenizers.bytes_and_numbers import ByteTokenizer
 from trackbed.errors import ArgumentError, FormatError
 from trackbed.preprocess import PreprocessConfig, TrainingConfig, preprocess, train_tokenizer
+from trackbed.preprocess.chunks import plan_chunks
 from trackbed.preprocess.inputs import find_inputs
-from trackbed.preprocess.plan import plan_chunks
 from trackbed.preprocess.readers import read_lines
 from trackbed.tokens import IndexedDataset
 

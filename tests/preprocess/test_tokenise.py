@@ -6,8 +6,8 @@ import tokenizers
 
 from trackbed.datasets.tokenizers.bytes_and_numbers import ByteTokenizer
 from trackbed.preprocess import open_tokenizer
+from trackbed.preprocess.chunks import plan_chunks
 from trackbed.preprocess.inputs import find_inputs
-from trackbed.preprocess.plan import plan_chunks
 from trackbed.preprocess.readers import BadRecord
 from trackbed.preprocess.tokenise import ChunkTokenizer, TokenisedSegment
 

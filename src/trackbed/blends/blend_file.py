@@ -5,10 +5,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from trackbed.blends.toml_lines import KeyPath
-from trackbed.blends.toml_tables import Problems
+from trackbed.blends.toml_tables import KeyPath, Problems
 from trackbed.datasets.config import OrderName
-from trackbed.datasets.tokenizers.adapter import MegatronIdentity
+from trackbed.datasets.tokenizers.base import MegatronIdentity
 from trackbed.files.stores import is_address
 from trackbed.index.splits import Split
 from trackbed.tokens import ObjectStorageConfig, default_idx_cache
@@ -38,7 +37,7 @@ class DatasetEntry:
     incomplete: Literal["error", "skip"] = "error"
     """Treatment of a `.bin` without its `.idx`, or the reverse, among the matches of a pattern."""
     repeated: bool = False
-    """True if its pairs may be those of earlier datasets, or occur several times in it."""
+    """True if its pairs may occur in earlier datasets, or several times in it."""
     splits: tuple[Split, ...] | None = None
     """Splits that it belongs to as a whole; None if the file divides every dataset."""
     where: KeyPath = ()

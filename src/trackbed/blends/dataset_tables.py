@@ -218,19 +218,19 @@ def read_stages(
 ) -> tuple[StageEntry, ...]:
     """Reads every `[[stage]]` of a file; none may start before the previous one."""
     names = [entry.name for entry in datasets if entry.splits is None or Split.train in entry.splits]
-    found: list[StageEntry] = []
+    stages: list[StageEntry] = []
     tables = reader.tables("stage")
     if tables and order != "instant":
         reader.refuse("stage", f"needs order = 'instant', found {order!r}")
     for table in tables:
         start = _first_sample(table, sequence_length, global_batch_size)
         stage = StageEntry(first_sample=start, weights=_weights(table, names), where=table.where)
-        if found and start < found[-1].first_sample:
-            before = found[-1].first_sample
+        if stages and start < stages[-1].first_sample:
+            before = stages[-1].first_sample
             table.refuse(table.given(*_STARTS)[0], f"must not decrease, found sample {start} after {before}")
-        found.append(stage)
+        stages.append(stage)
         table.refuse_unknown()
-    return tuple(found)
+    return tuple(stages)
 
 
 def _first_sample(table: TableReader, sequence_length: int, global_batch_size: int | None) -> int:

@@ -55,13 +55,7 @@ class Shortfall:
 
 
 class DrawCounter:
-    """Counts the samples drawn from the datasets of one split.
-
-    Args:
-        blend: the blend.
-        config: its configuration.
-        split: the split.
-    """
+    """Counts the samples drawn from the datasets of one split."""
 
     def __init__(self, blend: MeasuredBlend, config: GPTDatasetConfig, split: Split) -> None:
         self._config = config
@@ -106,7 +100,7 @@ class DrawCounter:
         order = self._order(draws)
         borders = [*(min(stage.first_sample, draws.size) for stage in order.stages), draws.size]
         counts = [order.counts_before(border) for border in borders]
-        found = [
+        stage_draws = [
             self._stage(
                 start,
                 stop,
@@ -115,8 +109,8 @@ class DrawCounter:
             )
             for (start, stop), (before, after) in zip(pairwise(borders), pairwise(counts), strict=True)
         ]
-        total = [sum(each) for each in zip(*(stage.samples for stage in found), strict=True)]
-        return SplitDraws(size=draws.size, weights=draws.weights, built=draws.built, drawn=total), tuple(found)
+        total = [sum(each) for each in zip(*(stage.samples for stage in stage_draws), strict=True)]
+        return SplitDraws(size=draws.size, weights=draws.weights, built=draws.built, drawn=total), tuple(stage_draws)
 
     def _order(self, draws: SplitDraws) -> InstantOrder:
         """Returns the order of the blend; without limits, if it is impossible with them."""
@@ -174,31 +168,31 @@ class DrawCounter:
 
     def shortfall(self, number: int, draws: SplitDraws) -> Shortfall | None:
         """Returns the shortfall of a dataset, or None."""
-        wanted, limit = draws.drawn[number], self.limits[number]
+        drawn, limit = draws.drawn[number], self.limits[number]
         built, length = draws.built[number], self._config.sequence_length
         available = self.available(number, built)
-        if (built or wanted) and not available:
-            needed = max(built or 0, wanted)
+        if (built or drawn) and not available:
+            needed = max(built or 0, drawn)
             return Shortfall(
                 "",
                 f"must have tokens for {number_of(needed, 'sample')} of {length:,}, found {self.tokens[number]:,}: "
                 "change `split`, add it to a group, or exclude it from this split with `splits`",
             )
         is_exact = self._config.order != "megatron"  # "megatron": exact to within one
-        if wanted - (not is_exact) > available and self._config.order != "instant":
-            return Shortfall("", self._undersized(wanted, available))
+        if drawn - (not is_exact) > available and self._config.order != "instant":
+            return Shortfall("", self._undersized(drawn, available))
         if limit is None or (self._is_blended and self._config.blend_when_exhausted == "reweight"):
             return None
         others = self._repeats_of(number, draws)
-        wanted += sum(samples for _, samples in others)
-        short = wanted - self._max_samples(number, limit)
+        drawn += sum(samples for _, samples in others)
+        short = drawn - self._max_samples(number, limit)
         names = [self._members[other].name for other, _ in others]
-        return Shortfall("max_epochs", self._over_limit(number, wanted, limit, short, names)) if short > 0 else None
+        return Shortfall("max_epochs", self._over_limit(number, drawn, limit, short, names)) if short > 0 else None
 
     def _repeats_of(self, number: int, draws: SplitDraws) -> list[tuple[int, int]]:
         """Returns the datasets that repeat a pair of a dataset, with the samples of it that take as many epochs.
 
-        If several pairs are repeated, they are those of the pair that is read most.
+        If several pairs are repeated, the epochs of the pair that is read most.
         """
         found = [self._repeats_of_pair(number, pair, draws) for pair in self._members[number].repeated]
         return max(found, key=lambda others: sum(samples for _, samples in others), default=[])
@@ -220,7 +214,7 @@ class DrawCounter:
         return -(-drawn * size // other_size) if other_size else 0
 
     def pair_epochs(self, number: int, draws: SplitDraws) -> float:
-        """Returns the epochs over a dataset, with those of other datasets that repeat its pairs."""
+        """Returns the epochs over a dataset, including the epochs of other datasets that repeat its pairs."""
         repeats = sum(samples for _, samples in self._repeats_of(number, draws))
         return self.epochs(number, draws.drawn[number] + repeats)
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from trackbed.blends.blend_file import BlendFile
 from trackbed.blends.members import Member, find_members
+from trackbed.blends.sizes import DatasetRequest, plan_weights
 from trackbed.blends.tokenizer import StatedTokenizer, check_token_ids, make_tokenizer
 from trackbed.blends.toml_tables import Problems
-from trackbed.blends.weights import DatasetRequest, plan_weights
 from trackbed.builder.plan_split import check_sizes
 from trackbed.datasets.config import Blend
 from trackbed.datasets.gpt.config import GPTDatasetConfig
@@ -196,20 +196,20 @@ def _with_weights(file: BlendFile, members: tuple[Member, ...], problems: Proble
     if file.options.get("full_validation"):
         sizes[Split.valid.value] = None
     for split in Split:
-        mine = [one for one in members if file.split is not None or one.split_tokens[split.value] is not None]
+        mine = [member for member in members if file.split is not None or member.split_tokens[split.value] is not None]
         if file.split is not None and weights:
             weights.append(weights[0])
             continue
-        found = None
+        weights_of_split = None
         try:
             if mine:
-                requests = [_request(one, split) for one in mine]
-                found, sizes[split.value] = plan_weights(
+                requests = [_request(member, split) for member in mine]
+                weights_of_split, sizes[split.value] = plan_weights(
                     requests, size=sizes[split.value], sequence_length=file.sequence_length
                 )
         except PlanError as error:
             problems.add(mine[0].entry.where[:1], f"of {split.name}: {error}")
-        weights.append(None if found is None else tuple(found))
+        weights.append(None if weights_of_split is None else tuple(weights_of_split))
     return MeasuredBlend(file=file, members=members, weights=tuple(weights), sizes=(sizes[0], sizes[1], sizes[2]))
 
 

@@ -1,29 +1,135 @@
-"""Lookup of the datasets that a blend file names, and of their sizes.
+"""Lookup of the datasets that a blend file names, of their sizes, and of pairs that it names several times.
 
 Reads only the headers and single entries of the `.idx` files.
+
+Shapes: N names of pairs.
 """
 
 import os
-from collections.abc import Hashable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from glob import glob, has_magic
-from itertools import islice
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from trackbed.blends.blend_file import DatasetEntry
-from trackbed.blends.repeats import NamedPair, count_repeated, pair_ids, refuse_repeats
 from trackbed.blends.toml_tables import Problems, reason_of
 from trackbed.errors import ArgumentError, FormatError, StoreError
-from trackbed.files.stores import is_address
+from trackbed.files import read_index_ends, read_stamps
+from trackbed.files.stores import is_address, parse_address
 from trackbed.files.stores.waiting import call_all
 from trackbed.index.splits import Bounds, Split, split_range
 from trackbed.tokens import IndexedDataset, IndexedGroup, ObjectStorageConfig
 from trackbed.tokens.commit import interruption
 from trackbed.tokens.format import PairHeader
 from trackbed.tokens.headers import read_headers
-from trackbed.tokens.stored.find import match_objects
+from trackbed.tokens.paths import get_bin_path, get_idx_path
+from trackbed.tokens.stored.open_pairs import match_objects
+
+_COMPARING_THREADS: Final = 8  # on a network file system each waits for an answer
+
+
+class NamedPair(NamedTuple):
+    """A pair under one of its names."""
+
+    entry: DatasetEntry
+    """The `[[dataset]]` that names it."""
+    prefix: str
+    pair: Hashable
+    """Its identity, see `pair_ids`."""
+
+
+def pair_ids(prefixes: Sequence[str]) -> list[Hashable]:
+    """Returns the `[N]` identities of pairs, which are equal for two names of one pair, and for no two pairs.
+
+    A pair is its two files: another `.idx` for the same `.bin` makes another pair. Takes one system call a pair; only
+    those whose `.bin` is a file that others have too are looked at more closely.
+    """
+    paths = [_local_path(prefix) for prefix in prefixes]
+    files = sorted({path for path in paths if path is not None and "\0" not in path})
+    stamps = read_stamps([get_bin_path(path) for path in files], num_threads=_COMPARING_THREADS).tolist()
+    by_stamp: defaultdict[tuple[int, int, int], list[str]] = defaultdict(list)
+    for path, (inode, size, modified_ns) in zip(files, stamps, strict=True):
+        by_stamp[inode, size, modified_ns].append(path)
+    missing = {path: os.path.realpath(path) for stamp, some in by_stamp.items() if stamp[1] < 0 for path in some}
+    alike = [path for stamp, some in by_stamp.items() if len(some) > 1 and stamp[1] >= 0 for path in some]
+    ids: dict[str, Hashable] = {**missing, **dict(zip(alike, _ids_of_files(alike), strict=True))}
+    return [
+        parse_address(prefix)[1:] if path is None else ids.get(path, path)
+        for prefix, path in zip(prefixes, paths, strict=True)
+    ]
+
+
+def _local_path(prefix: str) -> str | None:
+    """Returns the path of a pair on a disk, without detours that lead nowhere else; None for a pair in a store."""
+    if not is_address(prefix):
+        return os.path.normpath(prefix) if ".." not in prefix.split("/") else prefix  # links may lead past a folder
+    address = parse_address(prefix)
+    return address.key if address.scheme == "file" else None
+
+
+def _ids_of_files(paths: Sequence[str]) -> list[Hashable]:
+    """Returns identities by the `.bin` files, and the beginnings and ends of the `.idx` files, which may be copies."""
+    ids: list[Hashable] = []
+    for path, ends in zip(paths, read_index_ends([get_idx_path(one) for one in paths]), strict=True):
+        try:
+            status = os.stat(get_bin_path(path))  # noqa: PTH116  the device, which stamps lack
+        except OSError:
+            ids.append(path)
+            continue
+        index = str(ends) if isinstance(ends, OSError) else (ends.stamp[1], bytes(ends.ends))
+        ids.append((status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, index))
+    return ids
+
+
+def refuse_repeats(pairs: Iterable[NamedPair], problems: Problems) -> None:
+    """Adds a problem for each dataset that repeats pairs of a split, unless it says that it does.
+
+    Args:
+        pairs: all names of pairs, in the order of the file.
+        problems: receives the problems, each with the places of both names.
+    """
+    earlier: defaultdict[Hashable, list[NamedPair]] = defaultdict(list)
+    repeats = []
+    for pair in pairs:
+        first = next((other for other in earlier[pair.pair] if _share_a_split(pair.entry, other.entry)), None)
+        if first is not None and not pair.entry.repeated:
+            repeats.append((pair, first))
+        earlier[pair.pair].append(pair)
+    for _, some in groupby(repeats, key=lambda found: (found[0].entry.where, found[1].entry.where)):
+        (pair, first), *others = some
+        more = f", and {len(others)} more pairs of it" if len(others) > 1 else ", and one more" if others else ""
+        is_within = pair.entry is first.entry
+        place = (
+            "this dataset" if is_within else problems.place_of((*first.entry.where, first.entry.kind), first.entry.name)
+        )
+        problems.add(
+            (*pair.entry.where, pair.entry.kind),
+            f"must name each pair of a split once, found {pair.prefix}, which is {_shown(first, pair)} of "
+            f"{place}{more}; `repeated = true` in its [[dataset]] says that it is meant",
+        )
+
+
+def _shown(first: NamedPair, one: NamedPair) -> str:
+    return "that" if first.prefix == one.prefix else f"the pair {first.prefix}"
+
+
+def _share_a_split(one: DatasetEntry, other: DatasetEntry) -> bool:
+    return one.splits is None or other.splits is None or not set(one.splits).isdisjoint(other.splits)
+
+
+def count_repeated(datasets: Sequence[Sequence[Hashable]]) -> list[dict[Hashable, int]]:
+    """Returns, for each dataset, how often it has each of those pairs that occur several times in the file.
+
+    >>> count_repeated([["a", "b"], ["b"], ["c"]])
+    [{'b': 1}, {'b': 1}, {}]
+    """
+    total = Counter(pair for pairs in datasets for pair in pairs)
+    return [dict(Counter(pair for pair in pairs if total[pair] > 1)) for pairs in datasets]
+
 
 _THREADS: Final = 4  # they wait for the file system; on a fast one, more threads only contend
 _THREADS_FOR_STORES: Final = 16
@@ -90,15 +196,15 @@ def find_members(
         problems: receives missing and damaged datasets.
         storage: options for pairs in object stores; needed if there are any.
     """
-    found = [(entry, prefix, pairs) for entry in entries for prefix, pairs in _pairs_of(entry, problems)]
-    repeated = _find_repeats(found, problems)
-    stored = [pair for _, _, pairs in found for pair in pairs if is_address(pair)]
+    datasets = [(entry, prefix, pairs) for entry in entries for prefix, pairs in _pairs_of(entry, problems)]
+    repeated = _find_repeats(datasets, problems)
+    stored = [pair for _, _, pairs in datasets for pair in pairs if is_address(pair)]
     opener = _Opener(storage, read_headers(stored, idx_cache=storage.path_to_idx_cache) if storage else {})
     measured = call_all(
-        [partial(_try_measure, opener, *dataset, bounds=bounds) for dataset in found],
+        [partial(_try_measure, opener, *dataset, bounds=bounds) for dataset in datasets],
         num_threads=_THREADS if storage is None else _THREADS_FOR_STORES,
     )
-    for (entry, _, _), one in zip(found, measured, strict=True):
+    for (entry, _, _), one in zip(datasets, measured, strict=True):
         if isinstance(one, Exception):
             problems.add((*entry.where, entry.kind), f"names {reason_of(one)}")
     members = [
@@ -110,14 +216,14 @@ def find_members(
 
 
 def _find_repeats(
-    found: Sequence[tuple[DatasetEntry, str, tuple[str, ...]]], problems: Problems
+    datasets: Sequence[tuple[DatasetEntry, str, tuple[str, ...]]], problems: Problems
 ) -> list[dict[Hashable, int]]:
     """Refuses repeated pairs where nothing says that they are meant; see `count_repeated`."""
-    names = [(entry, pair) for entry, _, pairs in found for pair in pairs]
+    names = [(entry, pair) for entry, _, pairs in datasets for pair in pairs]
     ids = pair_ids([pair for _, pair in names])
     refuse_repeats([NamedPair(entry, pair, one) for (entry, pair), one in zip(names, ids, strict=True)], problems)
     left = iter(ids)
-    return count_repeated([list(islice(left, len(pairs))) for _, _, pairs in found])
+    return count_repeated([list(islice(left, len(pairs))) for _, _, pairs in datasets])
 
 
 def _pairs_of(entry: DatasetEntry, problems: Problems) -> list[tuple[str, tuple[str, ...]]]:

@@ -77,15 +77,15 @@ class Splits:
         return [] if found is None else [found]
 
     def _one(self, split: str) -> SplitDataset:
-        found = self._found[split]
-        if isinstance(found, list):
+        dataset = self._found[split]
+        if isinstance(dataset, list):
             raise MissingSplitError(f"{self._name}: split {split!r} has several datasets, which validation_sets lists")
-        if found is None:
+        if dataset is None:
             known = ", ".join(repr(name) for name, one in self._found.items() if one is not None)
             raise MissingSplitError(
                 f"{self._name}: the blend must have a split {split!r}, found {known}; its shares are set by split"
             )
-        return found
+        return dataset
 
     if not TYPE_CHECKING:  # type checkers would take every name for one that there is
 

@@ -14,16 +14,17 @@ from trackbed.blends.blend_file import BlendFile, DatasetEntry, SizeEntry
 from trackbed.blends.dataset_tables import read_datasets, read_stages
 from trackbed.blends.sizes import SIZE_KEYS, read_sizes
 from trackbed.blends.tokenizer import read_tokenizer
-from trackbed.blends.toml_lines import KeyPath, find_key_lines
 from trackbed.blends.toml_tables import (
     FLAG,
     NUMBER,
     TEXT,
     WHOLE,
     WHOLE_POSITIVE,
+    KeyPath,
     Problems,
     Rule,
     TableReader,
+    find_key_lines,
     one_of,
 )
 from trackbed.datasets.config import ORDERS
@@ -185,17 +186,19 @@ def _check_sizes(
 ) -> None:
     """Checks that sizes are given where weights need them, and omitted where they follow from epochs."""
     bounds = None if split is None else convert_split_vector_to_split_matrix(parse_and_normalize_split(split))
-    for one in Split:
-        if bounds is not None and bounds[one.value] is None:
+    for size_split in Split:
+        if bounds is not None and bounds[size_split.value] is None:
             continue
-        measures = {entry.measure for entry in datasets if entry.splits is None or one in entry.splits}
-        follows = one is Split.train and measures == {"epochs"}
-        is_full = one is Split.valid and options.get("full_validation")
+        measures = {entry.measure for entry in datasets if entry.splits is None or size_split in entry.splits}
+        follows = size_split is Split.train and measures == {"epochs"}
+        is_full = size_split is Split.valid and options.get("full_validation")
         if follows and sizes.train is not None:
             table.refuse("", "must not give the size of train if its datasets give their epochs, found both")
-        if measures - {None} and not follows and not is_full and not table.given(*SIZE_KEYS[one]):
-            ways = ", ".join(SIZE_KEYS[one])
-            table.refuse("", f"must give the size of {one.name}, whose datasets have weights or epochs: one of {ways}")
+        if measures - {None} and not follows and not is_full and not table.given(*SIZE_KEYS[size_split]):
+            ways = ", ".join(SIZE_KEYS[size_split])
+            table.refuse(
+                "", f"must give the size of {size_split.name}, whose datasets have weights or epochs: one of {ways}"
+            )
 
 
 logger = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ import numpy as np
 from trackbed.blends.blend_file import TokenizerEntry
 from trackbed.blends.members import Member
 from trackbed.blends.toml_tables import FLAG, TABLE, TEXT, WHOLE, WHOLE_POSITIVE, Problems, Rule, TableReader
-from trackbed.datasets.tokenizers.adapter import MegatronIdentity
+from trackbed.datasets.tokenizers.base import MegatronIdentity
 from trackbed.datasets.tokenizers.kinds import is_path, is_wordpiece, open_tokenizer
 from trackbed.files.stores import is_address
 from trackbed.kernels.integers import is_integer

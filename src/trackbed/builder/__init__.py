@@ -3,20 +3,17 @@
 Names are looked up when they are first asked for, so that arithmetic over splits does not import torch.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from trackbed.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from trackbed.builder.builder import BlendedMegatronDatasetBuilder, build_generic_dataset
+    from trackbed.builder.builder import BlendedMegatronDatasetBuilder as BlendedMegatronDatasetBuilder
+    from trackbed.builder.builder import build_generic_dataset as build_generic_dataset
 
-__all__ = ["BlendedMegatronDatasetBuilder", "build_generic_dataset"]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.builder"), name)
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__, __all__ = lazy_names(
+    __name__,
+    {
+        "trackbed.builder.builder": "BlendedMegatronDatasetBuilder build_generic_dataset",
+    },
+)

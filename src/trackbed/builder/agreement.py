@@ -14,11 +14,10 @@ from trackbed.cache import LazyArrays
 from trackbed.cache.entry import shortened
 from trackbed.comm.difference import first_difference, first_unlike_item
 from trackbed.datasets.blend.dataset import BlendedDataset
-from trackbed.datasets.cached import CachedDataset
+from trackbed.datasets.cached import CachedDataset, is_ours
 from trackbed.datasets.config import BlendedMegatronDatasetConfig
 from trackbed.datasets.identity import plain
 from trackbed.datasets.megatron_dataset import MegatronDataset
-from trackbed.datasets.overrides import is_ours
 from trackbed.index.splits import Split
 
 _OPTIONS: Final = (

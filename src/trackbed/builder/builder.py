@@ -13,7 +13,6 @@ from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 import torch
 
 from trackbed.builder.agreement import request_of
-from trackbed.builder.constructors import constructor_of_ours, constructs_in_turn
 from trackbed.builder.coordinator import Coordinator, find_missing
 from trackbed.builder.executor import Progress, tasks_of
 from trackbed.builder.plan_split import SplitSpec, check_sizes, plan_split
@@ -23,11 +22,11 @@ from trackbed.cancellation import check_cancelled, polling
 from trackbed.comm import SOLO, Group
 from trackbed.comm.torch_group import current_group
 from trackbed.datasets.blend.dataset import BlendedDataset
+from trackbed.datasets.cached import CachedDataset, check_overrides, is_ours
 from trackbed.datasets.config import BlendedMegatronDatasetConfig, storage_of
 from trackbed.datasets.end_check import check_document_ends
 from trackbed.datasets.low_level import IndexedDataset
 from trackbed.datasets.megatron_dataset import MegatronDataset
-from trackbed.datasets.overrides import check_overrides, is_ours
 from trackbed.datasets.start import Start, current_start
 from trackbed.errors import CacheError, PlanError, TrackbedError
 from trackbed.files import local_host_path
@@ -36,6 +35,36 @@ from trackbed.index.ranges import number_range
 from trackbed.index.splits import Split, split_range
 from trackbed.plural import number_of
 from trackbed.tokens.format import PairHeader
+
+
+def constructs_in_turn(cls: type[MegatronDataset]) -> bool:
+    """True for a class that may write files when it is constructed.
+
+    By Megatron Core's convention such a class writes them on rank 0, which is constructed first, and reads them on the
+    others.
+    """
+    if issubclass(cls, CachedDataset):
+        return cls.builds_its_indices() or not is_ours(cls.__init__)
+    return not is_ours(cls)
+
+
+def constructor_of_ours(cls: type[MegatronDataset]) -> Callable[..., MegatronDataset] | None:
+    """Constructs a dataset of a class with the constructor of its nearest base class of ours, which writes no files.
+
+    The dataset requests the indices that the class has in the cache. None for a class that has none there, or builds
+    them itself.
+    """
+    if not issubclass(cls, CachedDataset) or cls.builds_its_indices():
+        return None
+    base: Any = next(base for base in cls.__mro__ if is_ours(base) and "__init__" in vars(base))
+
+    def construct(*arguments: Any) -> MegatronDataset:
+        dataset = cls.__new__(cls)
+        base.__init__(dataset, *arguments)
+        return dataset
+
+    return construct
+
 
 _NEVER_CALLED = (
     "_build_blended_dataset_splits",
@@ -366,7 +395,7 @@ class BlendedMegatronDatasetBuilder(Generic[_Dataset]):
 
 def _make_marks(start: Start) -> list[FlushMark]:
     """Makes the files that will state that the indices which this rank has built are on the disk."""
-    found = ((one.entry.own, one.found) for one in start.requested)
+    found = ((one.entry.own_folder, one.found) for one in start.requested)
     return make_marks((own, made.stamps) for own, made in found if made is not None and made.is_built)
 
 

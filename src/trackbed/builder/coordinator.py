@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 
 from trackbed.builder.agreement import RankRequest, describe_unlike_items, unlike_item
 from trackbed.builder.executor import Executor, Progress
-from trackbed.cache import Found, LazyArrays, Request, await_visible, look_up
+from trackbed.cache import LazyArrays, LookupResult, Request, await_visible, look_up
 from trackbed.comm import Group
 from trackbed.errors import CollectiveError
 
@@ -29,7 +29,7 @@ _UNSEEN: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class _Outcome:
+class _LookupOutcome:
     """Result of a lookup by all ranks, as one of them sees it."""
 
     missing: Sequence[int]
@@ -44,7 +44,7 @@ class _Outcome:
 
 
 class Coordinator:
-    """The ranks of a group, of which those that want datasets build what is missing.
+    """The ranks of a group; the ranks that want datasets build the indices that are missing.
 
     Ranks that share a cache share the work. Where hosts have caches of their own, the ranks of each build all of it.
 
@@ -64,7 +64,7 @@ class Coordinator:
 
     def settle(
         self,
-        wanted: Sequence[LazyArrays],
+        indices: Sequence[LazyArrays],
         request: Callable[[], RankRequest] = lambda: RankRequest(()),
         *,
         is_last: bool,
@@ -77,17 +77,17 @@ class Coordinator:
         opened when they are first read.
 
         Args:
-            wanted: `[E]` indices that this rank wants.
+            indices: `[E]` indices that this rank wants.
             request: gives what this rank asks for, to compare with other ranks; not called in a group of one.
             is_last: True if no other round follows.
         """
         is_alone = self._group.size == 1
-        names = "" if is_alone else "\n".join(one.entry.stem for one in wanted)
+        names = "" if is_alone else "\n".join(one.entry.stem for one in indices)
         share = hashlib.sha256(f"{self._cache}\n{names}".encode()).hexdigest()[:12]
-        outcome = self._look(wanted, None if is_alone else request(), share, is_last=is_last)
-        self._build([wanted[number] for number in outcome.missing], outcome, share)
+        outcome = self._look(indices, None if is_alone else request(), share, is_last=is_last)
+        self._build([indices[number] for number in outcome.missing], outcome, share)
         if not is_alone:
-            for one in wanted:
+            for one in indices:
                 one.find_or_build = _await_others
         if not is_last:
             self._group.barrier()
@@ -121,54 +121,54 @@ class Coordinator:
         return construct() if construct is not None and first != self._group.rank else made
 
     def _look(
-        self, wanted: Sequence[LazyArrays], request: RankRequest | None, share: str, *, is_last: bool
-    ) -> _Outcome:
+        self, indices: Sequence[LazyArrays], request: RankRequest | None, share: str, *, is_last: bool
+    ) -> _LookupOutcome:
         """Collective over the group: one exchange if all ranks want datasets from one cache, else two.
 
         Args:
-            wanted: indices to look up.
+            indices: indices to look up.
             request: what this rank asks for, if that is to be compared.
             share: the same on ranks that share their work, and on no others; empty if this rank wants no datasets.
             is_last: True if no other round follows.
         """
         rank, size = self._group.rank, self._group.size
-        own: dict[str, Any] = {
+        report: dict[str, Any] = {
             "is_last": is_last,
-            "missing": find_missing(wanted, range(rank, len(wanted), size)),
+            "missing": find_missing(indices, range(rank, len(indices), size)),
             "cache": share,
         }
         if request is not None:
-            own["digests"] = [request.digest(has_to_agree=True), request.digest(has_to_agree=False)]
-        said: dict[str, Any] = self._group.combine(own, _sum_up)
-        self._check_agreement(request, said)
-        if said["caches"] is None:
-            return _Outcome(said["missing"], range(size), len(said["missing"]), 1, said["is_last"])
-        caches: dict[str, list[int]] = said["caches"]
+            report["digests"] = [request.digest(has_to_agree=True), request.digest(has_to_agree=False)]
+        combined: dict[str, Any] = self._group.combine(report, _sum_up)
+        self._check_agreement(request, combined)
+        if combined["caches"] is None:
+            return _LookupOutcome(combined["missing"], range(size), len(combined["missing"]), 1, combined["is_last"])
+        caches: dict[str, list[int]] = combined["caches"]
         looked = {*chain.from_iterable(caches.values())} if len(caches) == 1 else set()
-        left = [number for number in range(len(wanted)) if number % size not in looked]
+        left = [number for number in range(len(indices)) if number % size not in looked]
         builders = caches.get(share, [])
-        found = find_missing(wanted, left[builders.index(rank) :: len(builders)]) if builders else []
+        found = find_missing(indices, left[builders.index(rank) :: len(builders)]) if builders else []
         by_cache: dict[str, list[int]] = self._group.combine([share, found], _by_cache)
-        known = said["missing"] if looked else []
+        known = combined["missing"] if looked else []
         missing = sorted([*known, *by_cache.get(share, [])])
         num_missing = len(known) + sum(map(len, by_cache.values()))
-        return _Outcome(missing, builders, num_missing, max(len(caches), 1), said["is_last"])
+        return _LookupOutcome(missing, builders, num_missing, max(len(caches), 1), combined["is_last"])
 
-    def _check_agreement(self, request: RankRequest | None, said: Mapping[str, Any]) -> None:
+    def _check_agreement(self, request: RankRequest | None, combined: Mapping[str, Any]) -> None:
         """Collective over the group: raises on every rank, or warns, if two ranks ask for different things."""
-        if said["at_odds"] is not None:
-            first, second = said["at_odds"]
+        if combined["at_odds"] is not None:
+            first, second = combined["at_odds"]
             raise CollectiveError(
                 f"every rank must build as many datasets, but rank {second} is not at the same point as rank {first}"
             )
-        if said["different"] is not None:
-            found = self._compare(request, said["different"], has_to_agree=True)
+        if combined["different"] is not None:
+            found = self._compare(request, combined["different"], has_to_agree=True)
             raise CollectiveError(f"every rank must ask for the same datasets, but {found}")
-        if said["unlike"] is not None and self._warned != said["unlike"]:
-            self._warned = said["unlike"]
+        if combined["unlike"] is not None and self._warned != combined["unlike"]:
+            self._warned = combined["unlike"]
             logger.warning(
                 "ranks ask for datasets that may differ, as nothing says what is in them: %s",
-                self._compare(request, said["unlike"], has_to_agree=False),
+                self._compare(request, combined["unlike"], has_to_agree=False),
             )
 
     def _compare(self, request: RankRequest | None, ranks: Sequence[int], *, has_to_agree: bool) -> str:
@@ -180,7 +180,7 @@ class Coordinator:
         difference: str = self._group.combine(described, describe_unlike_items)
         return difference
 
-    def _build(self, missing: Sequence[LazyArrays], outcome: _Outcome, share: str) -> None:
+    def _build(self, missing: Sequence[LazyArrays], outcome: _LookupOutcome, share: str) -> None:
         num_builders = len(outcome.builders)
         executor = Executor(
             missing,
@@ -201,21 +201,21 @@ class Coordinator:
 
 
 def find_missing(
-    wanted: Sequence[LazyArrays], share: Sequence[int] | None = None, *, leave_notes: bool = True
+    indices: Sequence[LazyArrays], share: Sequence[int] | None = None, *, leave_notes: bool = True
 ) -> list[int]:
-    """Looks up a share of the indices, by default all. Returns the numbers of those that are not in the cache."""
-    numbers = range(len(wanted)) if share is None else share
-    requests = {number: one for number in numbers if (one := wanted[number].request) is not None}
+    """Looks up a share of the indices, by default all. Returns the numbers of the indices that are not in the cache."""
+    numbers = range(len(indices)) if share is None else share
+    requests = {number: one for number in numbers if (one := indices[number].request) is not None}
     for number, found in zip(requests, look_up(list(requests.values()), leave_notes=leave_notes), strict=True):
-        wanted[number].note(found)
-    return [number for number in requests if not wanted[number].is_resolved]
+        indices[number].note(found)
+    return [number for number in requests if not indices[number].is_resolved]
 
 
-def _await_others(request: Request, _found: Found | None) -> Found:
+def _await_others(request: Request, _found: LookupResult | None) -> LookupResult:
     return await_visible(request, advice=_UNSEEN)
 
 
-def _sum_up(said: list[dict[str, Any]]) -> dict[str, Any]:
+def _sum_up(reports: list[dict[str, Any]]) -> dict[str, Any]:
     """Combines what all ranks said, in a few bytes however many they are.
 
     `caches` are the ranks that want datasets, by cache, or None if all do, from one; `is_last` is true if none of them
@@ -223,19 +223,19 @@ def _sum_up(said: list[dict[str, Any]]) -> dict[str, Any]:
     `unlike`, two that may; `missing`, what was looked up and is not there.
     """
     caches: dict[str, list[int]] = {}
-    for rank, one in enumerate(said):
-        if one["cache"]:
-            caches.setdefault(one["cache"], []).append(rank)
+    for rank, report in enumerate(reports):
+        if report["cache"]:
+            caches.setdefault(report["cache"], []).append(rank)
     builders = sorted(chain.from_iterable(caches.values()))
-    digests = [one.get("digests", ("", "")) for one in said]
+    digests = [report.get("digests", ("", "")) for report in reports]
     different = _first_unlike([must for must, _ in digests], builders)
     return {
-        "at_odds": None if different else _first_unlike([one["is_last"] for one in said], builders),
-        "caches": None if list(map(len, caches.values())) == [len(said)] else caches,
-        "is_last": all(said[rank]["is_last"] for rank in builders),
+        "at_odds": None if different else _first_unlike([report["is_last"] for report in reports], builders),
+        "caches": None if list(map(len, caches.values())) == [len(reports)] else caches,
+        "is_last": all(reports[rank]["is_last"] for rank in builders),
         "different": different,
         "unlike": _first_unlike([may for _, may in digests], builders),
-        "missing": sorted(chain.from_iterable(one["missing"] for one in said)),
+        "missing": sorted(chain.from_iterable(report["missing"] for report in reports)),
     }
 
 

@@ -33,7 +33,7 @@ class Executor:
 
     def __init__(
         self,
-        wanted: Sequence[LazyArrays],
+        indices: Sequence[LazyArrays],
         *,
         num_ranks: int = 1,
         num_threads: int,
@@ -41,13 +41,13 @@ class Executor:
         num_total: int | None = None,
         share: float = 1.0,
     ) -> None:
-        self._wanted = wanted
-        self._tasks = tasks_of(wanted)
+        self._wanted = indices
+        self._tasks = tasks_of(indices)
         self._chunks = chunks_of(self._tasks, num_ranks)
         self._is_alone = num_ranks == 1
         self._num_threads = num_threads
         self._progress = progress
-        self._total = len(wanted) if num_total is None else num_total
+        self._total = len(indices) if num_total is None else num_total
         self.cost = sum(task.cost for task in self._tasks)
         """Estimated time to build all, in nanoseconds of one thread."""
         self._share_per_cost = share / self.cost if self.cost else 0.0

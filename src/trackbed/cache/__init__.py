@@ -1,15 +1,21 @@
 """Index files on disk, under Megatron Core's names and with its bytes (docs/formats/cache.md)."""
 
 from trackbed.cache.build import build_batch
-from trackbed.cache.entry import ArraySpec, Entry, fingerprint
+from trackbed.cache.entry import Allocate, Arrays, ArraySpec, Entry, Kind, Request, fingerprint, in_memory
 from trackbed.cache.gc import Removal, entries_in_use, plan_removal, remove
-from trackbed.cache.inventory import Condition, Described, Inventory, StoredEntry, describe_stored, take_inventory
-from trackbed.cache.last_used import note_use
+from trackbed.cache.inventory import (
+    Condition,
+    Described,
+    Inventory,
+    StoredEntry,
+    bytes_to_read,
+    describe_stored,
+    find_problems,
+    take_inventory,
+)
 from trackbed.cache.lazy_arrays import LazyArrays, damage
-from trackbed.cache.lookup import Found, State, await_visible, look_up
-from trackbed.cache.notes import FlushMark, await_flush, flush_and_mark, flush_later, make_marks
-from trackbed.cache.request import Allocate, Arrays, Kind, Request, in_memory
-from trackbed.cache.verify import bytes_to_read, find_problems
+from trackbed.cache.lookup import LookupResult, State, await_visible, look_up
+from trackbed.cache.notes import FlushMark, await_flush, flush_and_mark, flush_later, make_marks, note_use
 
 __all__ = [
     "Allocate",
@@ -19,10 +25,10 @@ __all__ = [
     "Described",
     "Entry",
     "FlushMark",
-    "Found",
     "Inventory",
     "Kind",
     "LazyArrays",
+    "LookupResult",
     "Removal",
     "Request",
     "State",

@@ -16,10 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from trackbed.cache.commit import CompleteFile, NewEntry, cannot_write, commit, explained
-from trackbed.cache.entry import ArraySpec
-from trackbed.cache.lookup import Found, State, look_up
+from trackbed.cache.entry import Arrays, ArraySpec, Request
+from trackbed.cache.lookup import LookupResult, State, look_up
 from trackbed.cache.npy import create_npy, encode_npy_header
-from trackbed.cache.request import Arrays, Request
 from trackbed.cancellation import check_cancelled
 from trackbed.files import (
     CHUNK_BYTES,
@@ -40,23 +39,25 @@ _NO_MAPS: Final = (errno.ENODEV, errno.EOPNOTSUPP, errno.EINVAL)
 """Errno of file systems that cannot reserve space, or be mapped for writing: then arrays are made in memory."""
 
 
-def build_batch(requests: Sequence[Request], found: Sequence[Found | None] = ()) -> Iterator[tuple[Request, Found]]:
+def build_batch(
+    requests: Sequence[Request], lookups: Sequence[LookupResult | None] = ()
+) -> Iterator[tuple[Request, LookupResult]]:
     """Builds the entries that are missing, and yields each once it is there.
 
     Args:
         requests: entries that are wanted.
-        found: result of the last lookup of each, None where there was none; nothing for no lookup at all. Large
+        lookups: result of the last lookup of each, None where there was none; nothing for no lookup at all. Large
             entries are looked up again, as another job may have built them meanwhile.
 
     Raises:
         CacheError: an entry cannot be read, built or written. Nothing partial is left behind.
         Exception: building an entry failed.
     """
-    pairs = enumerate(zip(requests, found, strict=False))
+    pairs = enumerate(zip(requests, lookups, strict=False))
     known = {number: one for number, (request, one) in pairs if one is not None and request.kind.is_small(request)}
     unknown = [number for number in range(len(requests)) if number not in known]
     known.update(zip(unknown, look_up([requests[number] for number in unknown]), strict=True))
-    missing: list[tuple[Request, Found]] = []
+    missing: list[tuple[Request, LookupResult]] = []
     for number, request in enumerate(requests):
         if known[number].state is State.whole:
             yield request, known[number]
@@ -66,22 +67,24 @@ def build_batch(requests: Sequence[Request], found: Sequence[Found | None] = ())
         yield from _build(list(some))
 
 
-def _build(missing: Sequence[tuple[Request, Found]]) -> Iterator[tuple[Request, Found]]:
+def _build(missing: Sequence[tuple[Request, LookupResult]]) -> Iterator[tuple[Request, LookupResult]]:
     """Builds entries of one kind."""
     folders: set[str] = set()
-    writers = {id(request): _Writer(request, found, folders) for request, found in missing}
+    writers = {id(request): _EntryWriter(request, result, folders) for request, result in missing}
     try:
         requests = [request for request, _ in missing]
         for batch in requests[0].kind.build(requests, lambda request: writers[id(request)]):
             check_cancelled()
             committed = commit([writers[id(request)].complete(arrays) for request, arrays in batch])
+            # Where another builder of the same entry was faster, its files stay, and this one's are gone: they are
+            # looked up, as their stamps are needed.
             theirs = [request for (request, _), one in zip(batch, committed, strict=True) if one is None]
             rest = iter(look_up(theirs, is_vouched=True))
             for (request, _), one in zip(batch, committed, strict=True):
                 writer = writers.pop(id(request))
                 writer.close()
-                found = next(rest) if one is None else one
-                yield request, found._replace(taken=writer.taken)
+                result = next(rest) if one is None else one
+                yield request, result._replace(taken=writer.taken)
     finally:
         for writer in writers.values():
             writer.close()
@@ -104,7 +107,7 @@ def _scratch_array(name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> n
     return buffer[:size].view(dtype).reshape(shape)
 
 
-class _Writer:
+class _EntryWriter:
     """Allocates the arrays of an entry, and prepares its files.
 
     An array of 256 MiB or more is written to the disk, and its memory given back, while a build fills it that reports
@@ -113,12 +116,12 @@ class _Writer:
     Args:
         request: the entry.
         found: result of its lookup.
-        folders: folders that were made or found for other entries of the batch; those of this one are added.
+        folders: folders that were made or found for other entries of the batch; the folders of this entry are added.
     """
 
-    def __init__(self, request: Request, found: Found, folders: set[str]) -> None:
+    def __init__(self, request: Request, found: LookupResult, folders: set[str]) -> None:
         self._entry = request.entry
-        self._place = request.entry.place(is_aside=found.is_aside)
+        self._location = request.entry.location(is_aside=found.is_aside)
         self._damaged = found.stamps if found.state is State.damaged else None
         self.taken = found.taken
         self._partials: dict[str, str] = {}
@@ -129,19 +132,19 @@ class _Writer:
 
     def __call__(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         """Returns an array to fill."""
-        wanted = np.dtype(dtype)
-        if math.prod(shape) * wanted.itemsize < _IN_PLACE_BYTES:
-            return _scratch_array(name, shape, wanted)
+        array_dtype = np.dtype(dtype)
+        if math.prod(shape) * array_dtype.itemsize < _IN_PLACE_BYTES:
+            return _scratch_array(name, shape, array_dtype)
         self._make_folders()
-        final = self._place.array(name).rpartition("/")[2]
-        partial = self._partials[name] = f"{self._entry.own}/partial/{partial_name(final)}"
+        final = self._location.array(name).rpartition("/")[2]
+        partial = self._partials[name] = f"{self._entry.own_folder}/partial/{partial_name(final)}"
         try:
-            array, mapped = create_npy(partial, wanted, shape)
+            array, mapped = create_npy(partial, array_dtype, shape)
         except OSError as error:
             if error.errno in _NO_MAPS:
                 self._drop(name)
-                return np.empty(shape, dtype=wanted)
-            raise cannot_write(self._entry, error, self._place) from error
+                return np.empty(shape, dtype=array_dtype)
+            raise cannot_write(self._entry, error, self._location) from error
         self._in_place[name] = array, mapped
         if array.nbytes >= _BACKGROUND_BYTES:
             self._background[name] = BackgroundWriteback(partial, mapped)
@@ -165,19 +168,19 @@ class _Writer:
             array = arrays[name]
             specs[name], header, crc32_before = _header(array.dtype, array.shape)
             if name in self._in_place and array is self._in_place[name][0]:
-                with explained(self._entry, self._place):
+                with explained(self._entry, self._location):
                     files.append(CompleteFile(self._partials[name], self._sum_in_place(name)))
                 continue
             self._drop(name)
             data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
             files.append(CompleteFile([header, data], _sum_of(header, crc32_before, data)))
-        return NewEntry(self._entry, self._place, files, specs, self._damaged)
+        return NewEntry(self._entry, self._location, files, specs, self._damaged)
 
     def _make_folders(self) -> None:
         """Makes the folders to write to, and removes what killed writers left there."""
-        partials = f"{self._entry.own}/partial"
-        with explained(self._entry, self._place):
-            for folder in (self._place.directory, partials):
+        partials = f"{self._entry.own_folder}/partial"
+        with explained(self._entry, self._location):
+            for folder in (self._location.directory, partials):
                 if folder not in self._folders and not os.path.isdir(folder):
                     os.makedirs(folder, exist_ok=True)
                 self._folders.add(folder)
@@ -187,7 +190,7 @@ class _Writer:
         if name in self._background:
             return FileSum.of(self._background[name].finish())
         mapped = self._in_place[name][1]
-        if not is_on_this_machine(self._entry.own):
+        if not is_on_this_machine(self._entry.own_folder):
             mapped.flush()  # else other hosts may read zeros until this one happens to write its pages out
         return FileSum.of(checksum_bytes(memoryview(mapped)))
 

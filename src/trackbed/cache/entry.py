@@ -1,13 +1,14 @@
-"""An entry of the cache: the arrays of one index, their names, dtypes and shapes, and the decisions behind them."""
+"""Entries of the cache, and requests for them: what decides an index, and how it is built if it is missing."""
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 _CANONICAL: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False).encode
 
@@ -78,27 +79,27 @@ class Entry(NamedTuple):
         return self.known_fingerprint or fingerprint(self.decisions)
 
     @property
-    def own(self) -> str:
+    def own_folder(self) -> str:
         """The folder that is Trackbed's."""
         return f"{self.directory}/.trackbed"
 
     @property
-    def shared(self) -> "Place":
-        """The place where Megatron Core looks for it."""
-        return Place(f"{self.directory}", self.stem, f"{self.directory}/.trackbed/{self.stem}.json")
+    def shared(self) -> "EntryLocation":
+        """The location where Megatron Core looks for it."""
+        return EntryLocation(f"{self.directory}", self.stem, f"{self.directory}/.trackbed/{self.stem}.json")
 
-    def place(self, *, is_aside: bool) -> "Place":
-        """Returns one of its two places."""
+    def location(self, *, is_aside: bool) -> "EntryLocation":
+        """Returns one of its two locations."""
         return self.aside if is_aside else self.shared
 
     @property
-    def aside(self) -> "Place":
-        """Its place if the shared one holds another entry."""
+    def aside(self) -> "EntryLocation":
+        """Its location if the shared one holds another entry."""
         folder = f"{self.directory}/.trackbed/{self.fingerprint}"
-        return Place(folder, self.stem, f"{folder}/manifest.json")
+        return EntryLocation(folder, self.stem, f"{folder}/manifest.json")
 
 
-class Place(NamedTuple):
+class EntryLocation(NamedTuple):
     """Folder and names of the files of an entry, as text: thousands of entries are looked up."""
 
     directory: str
@@ -155,3 +156,81 @@ def shortened(value: Any) -> str:
     """Returns the JSON text of a value, cut to 80 characters."""
     text = json.dumps(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+Arrays = Mapping[str, npt.NDArray[Any]]
+"""Arrays of an entry by name."""
+
+
+class Allocate(Protocol):
+    """Allocates the arrays that a build fills: large ones in their files."""
+
+    def __call__(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        """Returns an array to fill."""
+        ...
+
+    def filled(self, count: int, *names: str) -> None:
+        """Records that the first `count` elements along the first axis of these arrays are final."""
+        ...
+
+
+class Ingredients(Protocol):
+    """Everything that decides the arrays of an entry."""
+
+    def build(self, allocate: Allocate) -> Arrays:
+        """Builds the arrays, valid until the next ones are allocated."""
+        ...
+
+    def expected(self) -> Mapping[str, ArraySpec]:
+        """Returns dtypes and shapes of the arrays. May read the data; called only where no manifest tells."""
+        ...
+
+    def cost(self) -> float:
+        """Estimates the nanoseconds of one thread to build the arrays, without reading the data."""
+        ...
+
+
+class Kind:
+    """Builds entries of one kind: one at a time, unless a subclass builds many at once.
+
+    Args:
+        is_blend: True for the index of a blend, which one thread builds, and which is scheduled first.
+    """
+
+    def __init__(self, *, is_blend: bool = False) -> None:
+        self.is_blend = is_blend
+
+    def build(
+        self, requests: "Sequence[Request]", allocate: "Callable[[Request], Allocate]"
+    ) -> "Iterator[Sequence[tuple[Request, Arrays]]]":
+        """Builds the arrays of each request, and yields them in batches that are committed at once."""
+        for request in requests:
+            yield [(request, request.ingredients.build(allocate(request)))]
+
+    def is_small(self, request: "Request") -> bool:
+        """True if the entry is built in batches with others, in less time than its files take."""
+        return False
+
+    def read_ahead(self, request: "Request") -> None:
+        """Starts to read the data of a request from the disk."""
+
+
+class Request(NamedTuple):
+    """An entry that is wanted."""
+
+    entry: Entry
+    kind: Kind
+    ingredients: Any
+    """`Ingredients`, of the type that `kind` builds."""
+
+
+class _InMemory:
+    def __call__(self, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        return np.empty(shape, dtype=dtype)
+
+    def filled(self, count: int, *names: str) -> None:
+        pass
+
+
+in_memory: Allocate = _InMemory()
+"""Allocates arrays that are kept in no cache."""

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from trackbed.cache.inventory import Condition, Inventory, StoredEntry
-from trackbed.cache.last_used import DAY_SECONDS, Use, last_uses
-from trackbed.cache.notes import NoteFile
+from trackbed.cache.notes import DAY_SECONDS, NoteFile, Use, last_uses
 from trackbed.files import PartialFile, Writer, mapped_files, remove_unless_changed
 
 _FORSAKEN_SECONDS: Final = 7 * DAY_SECONDS
@@ -74,12 +73,12 @@ def plan_removal(
         and entry.path not in in_use
         and (foreign or (entry.manifest is not None and entry.condition is not Condition.unknown))
     ]
-    goes, left = [], inventory.size_bytes
+    goes, remaining_bytes = [], inventory.size_bytes
     for entry in sorted(may_go, key=lambda entry: (entry.condition is not Condition.damaged, entry.last_used)):
-        if left <= keep_bytes:
+        if remaining_bytes <= keep_bytes:
             break
         goes.append(entry)
-        left -= entry.size_bytes
+        remaining_bytes -= entry.size_bytes
     partials = tuple(partial for partial in inventory.partials if _is_forsaken(partial, now))
     gone = {entry.path for entry in goes}
     stay = [entry for entry in inventory.entries if entry.path not in gone]
@@ -90,7 +89,7 @@ def plan_removal(
     names = {name for entry in stay for name in (entry.stem, entry.directory.rpartition("/")[2])}
     latest = {(name, last) for name, last in last_uses(inventory.uses).items() if name in names}
     uses = tuple(use for use in inventory.uses if not any((name, use.last_used) in latest for name in use.names))
-    return Removal(tuple(goes), partials, uses, notes, left)
+    return Removal(tuple(goes), partials, uses, notes, remaining_bytes)
 
 
 def _is_forsaken(partial: PartialFile, now: float) -> bool:

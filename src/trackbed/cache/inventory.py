@@ -1,10 +1,13 @@
-"""Inventory of the folder of a cache: entries, whole or not, and partial files. Nothing is changed."""
+"""Inventory of the folder of a cache, entries, whole or not, and partial files, and its verification, byte for byte.
+
+Nothing is changed.
+"""
 
 import json
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -12,12 +15,13 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from trackbed.cache.last_used import Use, find_uses, last_uses
+from trackbed.cache.entry import fingerprint
 from trackbed.cache.lookup import array_problem, size_problems
 from trackbed.cache.manifest import Manifest, read_manifest
-from trackbed.cache.notes import NoteFile, entry_digest, find_note_files
+from trackbed.cache.notes import NoteFile, Use, entry_digest, find_note_files, find_uses, last_uses
+from trackbed.cache.npy import read_npy_header, read_npy_start
 from trackbed.errors import FormatError
-from trackbed.files import PartialFile, Stamp, find_partials, open_regular
+from trackbed.files import Chunk, PartialFile, Stamp, Writer, chunks_of, compare_chunks, find_partials, open_regular
 
 _STEM: Final = re.compile(r"[0-9a-f]{32}-(?P<cls>\w+?)(?:-(?P<split>train|valid|test))?")
 _FILE: Final = re.compile(r"(?P<stem>[^/]+)-(?P<what>description\.txt|\w+\.npy)")
@@ -40,7 +44,7 @@ class Condition(Enum):
     """Its manifest is of another version, so its state is not known."""
 
 
-class StoredFile(NamedTuple):
+class CacheFile(NamedTuple):
     """A file of an entry."""
 
     path: str
@@ -61,11 +65,11 @@ class StoredEntry:
     """Empty where no manifest of this version says."""
     is_aside: bool
     """True if it lies under its fingerprint, and not under Megatron Core's name."""
-    manifest: StoredFile | None
+    manifest: CacheFile | None
     """None where Megatron Core wrote it."""
     record: Manifest | None
     """Content of the manifest, if it is of this version."""
-    files: tuple[StoredFile, ...]
+    files: tuple[CacheFile, ...]
     """Without the manifest, the description first."""
     last_used: float
     """Seconds since 1970: when it was written, or the latest note of its use."""
@@ -119,22 +123,22 @@ def take_inventory(folder: str) -> Inventory:
     Raises:
         OSError: the folder cannot be read.
     """
-    own = f"{folder}/.trackbed"
-    uses = tuple(find_uses(own))
+    own_folder = f"{folder}/.trackbed"
+    uses = tuple(find_uses(own_folder))
     latest = last_uses(uses)
-    own_names = os.listdir(own) if os.path.isdir(own) else []
-    manifests = {name.removesuffix(".json"): f"{own}/{name}" for name in own_names if name.endswith(".json")}
+    own_names = os.listdir(own_folder) if os.path.isdir(own_folder) else []
+    manifests = {name.removesuffix(".json"): f"{own_folder}/{name}" for name in own_names if name.endswith(".json")}
     entries = _entries_in(folder, manifests, latest)
     for name in own_names:
-        if _FINGERPRINT.fullmatch(name) and os.path.isdir(f"{own}/{name}"):
-            entries += _entries_aside(f"{own}/{name}", latest)
-    partial = f"{own}/partial"
+        if _FINGERPRINT.fullmatch(name) and os.path.isdir(f"{own_folder}/{name}"):
+            entries += _entries_aside(f"{own_folder}/{name}", latest)
+    partial = f"{own_folder}/partial"
     partials = find_partials(Path(partial)) if os.path.isdir(partial) else []
     return Inventory(
         tuple(sorted(entries, key=lambda entry: entry.path)),
         tuple(partials),
         uses,
-        tuple(find_note_files(own)),
+        tuple(find_note_files(own_folder)),
     )
 
 
@@ -160,15 +164,15 @@ def _entries_aside(folder: str, latest: Mapping[str, float]) -> list[StoredEntry
     return [_describe(folder, stem, files, manifest, latest, is_aside=True) for stem, files in by_stem.items()]
 
 
-def _files_by_stem(folder: str) -> dict[str, list[StoredFile]]:
-    by_stem: defaultdict[str, list[StoredFile]] = defaultdict(list)
+def _files_by_stem(folder: str) -> dict[str, list[CacheFile]]:
+    by_stem: defaultdict[str, list[CacheFile]] = defaultdict(list)
     for name in sorted(os.listdir(folder)):
         if (match := _FILE.fullmatch(name)) and (file := _stored(f"{folder}/{name}")):
             by_stem[match["stem"]].append(file)
     return dict(by_stem)
 
 
-def _stored(path: str) -> StoredFile | None:
+def _stored(path: str) -> CacheFile | None:
     """Returns the file at `path`; None if it was removed meanwhile."""
     try:
         status = os.stat(path)
@@ -176,13 +180,13 @@ def _stored(path: str) -> StoredFile | None:
         return None
     except OSError:  # a link to itself: reading it says so
         status = os.lstat(path)
-    return StoredFile(path, Stamp.of(status))
+    return CacheFile(path, Stamp.of(status))
 
 
 def _describe(
     folder: str,
     stem: str,
-    files: Iterable[StoredFile],
+    files: Iterable[CacheFile],
     manifest_path: str | None,
     latest: Mapping[str, float],
     *,
@@ -216,7 +220,7 @@ def _describe(
     )
 
 
-def _read(manifest: StoredFile | None) -> tuple[Manifest | None, list[str]]:
+def _read(manifest: CacheFile | None) -> tuple[Manifest | None, list[str]]:
     """Returns the content of a manifest, or what is wrong with it; neither if there is none."""
     try:
         return (None if manifest is None else read_manifest(manifest.path)), []
@@ -226,7 +230,7 @@ def _read(manifest: StoredFile | None) -> tuple[Manifest | None, list[str]]:
         return None, [f"{error.filename}: {error.strerror}"]
 
 
-def _judge_by_headers(path: str, files: Iterable[StoredFile]) -> list[str]:
+def _judge_by_headers(path: str, files: Iterable[CacheFile]) -> list[str]:
     """Returns what is wrong with an entry that has no manifest."""
     paths = {file.path.removeprefix(f"{path}-").removesuffix(".npy"): file.path for file in files}
     problems = []
@@ -237,7 +241,7 @@ def _judge_by_headers(path: str, files: Iterable[StoredFile]) -> list[str]:
 
 
 _MOST_BYTES: Final = 64 << 10
-"""Beginning of a description that is read: that of a blend of thousands of datasets has megabytes."""
+"""Beginning of a description that is read: a blend of thousands of datasets has a description of megabytes."""
 _FIELD: Final = re.compile(r'^    "(class|dataset_path|index_split|split)": ("(?:[^"\\]|\\.)*")', re.MULTILINE)
 
 
@@ -279,3 +283,60 @@ def _beginning(entry: StoredEntry) -> str:
             return file.read(_MOST_BYTES).decode(errors="replace")
     except (OSError, FormatError):
         return ""
+
+
+def bytes_to_read(inventory: Inventory) -> int:
+    """Returns the number of bytes that `find_problems` reads."""
+    return sum(chunk.size_bytes for chunk in _chunks(inventory))
+
+
+def find_problems(inventory: Inventory, *, progress: Callable[[int], None] | None = None) -> Iterator[str]:
+    """Yields the problems of a cache: one line each, which begins with a path.
+
+    Files are compared with their manifests, byte for byte, by all cores; entries without a manifest by their headers.
+    Partial files of dead writers are reported too. An entry that is removed or built meanwhile may be reported.
+
+    Args:
+        inventory: content of the cache.
+        progress: called with the number of bytes after each chunk read.
+    """
+    for entry in inventory.entries:
+        yield from entry.problems
+        if entry.record is not None and fingerprint(entry.record.decisions) != entry.fingerprint:
+            path = entry.manifest.path if entry.manifest is not None else entry.path
+            yield f"{path}: the fingerprint must be that of the decisions, found {entry.fingerprint}"
+        yield from _compare_headers(entry)
+    for chunk, problem in compare_chunks(_chunks(inventory)):
+        if problem:
+            yield problem
+        if progress is not None:
+            progress(chunk.size_bytes)
+    for partial in inventory.partials:
+        if partial.writer is Writer.dead:
+            yield f"{partial.path}: a partial file must have a living writer, found that this one's has died"
+
+
+def _compare_headers(entry: StoredEntry) -> Iterator[str]:
+    """Compares the headers of a whole entry's arrays with its manifest."""
+    if entry.record is None or entry.condition is not Condition.whole:
+        return
+    for name, spec in entry.record.arrays.items():
+        path = f"{entry.path}-{name}.npy"
+        try:
+            header = read_npy_header(read_npy_start(path), path=path)
+        except (FormatError, OSError) as error:
+            yield str(error) if isinstance(error, FormatError) else f"{path}: {error.strerror}"
+            continue
+        if (header.dtype, header.shape) != (spec.dtype, spec.shape):
+            found = f"{header.dtype} of shape {header.shape}"
+            yield f"{path}: must hold {spec.dtype} of shape {spec.shape}, found {found}"
+
+
+def _chunks(inventory: Inventory) -> Iterator[Chunk]:
+    """Yields all chunks whose checksums are known, of files that have the right size."""
+    for entry in inventory.entries:
+        sums = {} if entry.record is None else entry.record.files
+        for file in entry.files:
+            found = sums.get(file.path.rpartition("/")[2])
+            if found is not None and found.size_bytes == file.stamp.size_bytes:
+                yield from chunks_of(file.path, found)

@@ -10,18 +10,16 @@ from typing import Any, Final
 
 import numpy.typing as npt
 
-from trackbed.cache.advice import advice_on
-from trackbed.cache.entry import Place
-from trackbed.cache.lookup import Found, State
+from trackbed.cache.entry import Arrays, EntryLocation, Request
+from trackbed.cache.lookup import LookupResult, State, advice_on
 from trackbed.cache.manifest import read_manifest
 from trackbed.cache.npy import map_npy
-from trackbed.cache.request import Arrays, Request
 from trackbed.errors import CacheError, FormatError
 from trackbed.files import MAPS, Stamp, is_on_this_machine, stamp_of
 
 logger = logging.getLogger(__name__)
 
-Resolve = Callable[[Request, Found | None], Found]
+Resolve = Callable[[Request, LookupResult | None], LookupResult]
 """Looks an entry up, or builds it; given the request and the result of the last lookup. The result is whole."""
 
 _NOTHING: Final[Mapping[str, Any]] = {}
@@ -42,7 +40,7 @@ class LazyArrays(Arrays):
         self.request: Request | None = request
         self.entry = request.entry
         self.find_or_build = find_or_build
-        self.found: Found | None = None
+        self.found: LookupResult | None = None
         """Result of the last lookup; None if this process has not looked."""
         self._mapped: Arrays = _NOTHING
 
@@ -51,7 +49,7 @@ class LazyArrays(Arrays):
         """True if the entry was found or built."""
         return self.request is None
 
-    def note(self, found: Found) -> None:
+    def note(self, found: LookupResult) -> None:
         """Takes the result of a lookup or a build."""
         if found.taken and (self.found is None or not self.found.taken):
             where, aside = self.entry.shared.array("*"), self.entry.aside.directory
@@ -60,7 +58,7 @@ class LazyArrays(Arrays):
         if found.state is State.whole:
             self.request = None
 
-    def resolve(self) -> Found:
+    def resolve(self) -> LookupResult:
         """Finds or builds the entry.
 
         Raises:
@@ -73,12 +71,12 @@ class LazyArrays(Arrays):
         return self.found
 
     @property
-    def _place(self) -> Place:
-        return self.entry.place(is_aside=self.resolve().is_aside)
+    def _location(self) -> EntryLocation:
+        return self.entry.location(is_aside=self.resolve().is_aside)
 
     def path_of(self, name: str) -> str:
         """Path of the file of one of the arrays."""
-        return self._place.array(name)
+        return self._location.array(name)
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
         """One of the arrays.
@@ -109,8 +107,8 @@ class LazyArrays(Arrays):
         return True
 
     def _map(self, name: str) -> npt.NDArray[Any]:
-        found = self.resolve()
-        path, spec = self._place.array(name), found.specs[name]
+        result = self.resolve()
+        path, spec = self._location.array(name), result.specs[name]
         try:
             array = map_npy(path)
         except OSError as error:
@@ -122,26 +120,26 @@ class LazyArrays(Arrays):
                 f"{path}: must hold {spec.dtype} of shape {spec.shape}, found {array.dtype} of shape {array.shape}; "
                 f"remove it and start again: then the index is built again"
             )
-        self._check_stamp(name, path, found)
+        self._check_stamp(name, path, result)
         return array
 
-    def _check_stamp(self, name: str, path: str, found: Found) -> None:
+    def _check_stamp(self, name: str, path: str, result: LookupResult) -> None:
         """Refuses a file that has replaced the one that was found: it may be of other data."""
         stamp = stamp_of(path)
-        wanted = Stamp(*found.stamps[1 + self.entry.arrays.index(name)].tolist())
+        wanted = Stamp(*result.stamps[1 + self.entry.arrays.index(name)].tolist())
         if stamp is None or stamp == wanted:
             return
         # On the disks of other machines, the time of a file that was just written may still change.
-        is_other = stamp[:2] != wanted[:2] or is_on_this_machine(self._place.directory)
-        if is_other and not self._is_same_entry(found):
+        is_other = stamp[:2] != wanted[:2] or is_on_this_machine(self._location.directory)
+        if is_other and not self._is_same_entry(result):
             raise CacheError(
                 f"{path}: must be the file that the start found, found another one in its place: start again"
             )
 
-    def _is_same_entry(self, found: Found) -> bool:
+    def _is_same_entry(self, found: LookupResult) -> bool:
         """True if another builder of the same entry has replaced the files at the same time."""
         try:
-            manifest = read_manifest(self._place.manifest)
+            manifest = read_manifest(self._location.manifest)
         except (FormatError, OSError):
             return False
         return manifest is not None and manifest.identity == (self.entry.fingerprint, found.data_crc32)
@@ -154,7 +152,7 @@ class LazyArrays(Arrays):
         return len(self.entry.arrays)
 
 
-def damage(arrays: Arrays, names: Sequence[str], wanted: str, found: str) -> CacheError:
+def damage(arrays: Arrays, names: Sequence[str], requirement: str, actual: str) -> CacheError:
     """Returns the error for arrays that hold wrong numbers, or contradict each other.
 
     >>> damage({}, ["shuffle_index"], "rows in [0, 5)", "9 at position 2")
@@ -162,4 +160,4 @@ def damage(arrays: Arrays, names: Sequence[str], wanted: str, found: str) -> Cac
     """
     path_of = getattr(arrays, "path_of", str)
     advice = "`trackbed cache verify` says which files are damaged; without them the index is built again"
-    return CacheError(f"{', '.join(map(path_of, names))}: must hold {wanted}, found {found}; {advice}")
+    return CacheError(f"{', '.join(map(path_of, names))}: must hold {requirement}, found {actual}; {advice}")

@@ -1,22 +1,28 @@
-"""Facts about entries that are found out after their manifests were written (docs/formats/cache.md).
+"""Facts about entries that come after their manifests: when they were last used, and results of checks.
 
-A note that is lost costs its reader a check, no more.
+The format is in docs/formats/cache.md. A note that is lost costs its reader a check, no more.
+
+A start uses thousands of entries and does not touch each of them: it leaves one small file that lists them all, named
+by its content, and from then on touches that file at most once a day. Access times that the system keeps are of no use
+for this, as listing or copying a cache changes them too.
 """
 
 import contextlib
 import hashlib
 import logging
 import os
+import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from trackbed.cache.entry import Entry
 from trackbed.errors import FormatError
-from trackbed.files import BackgroundFlush, Stamp, read_regular, stamp_of
+from trackbed.files import BackgroundFlush, Stamp, partial_name, publish, read_regular, stamp_of, write_new
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +45,7 @@ def flushed_note(digest: str) -> str:
 
 
 def data_note(digest: str, data_stamps: str) -> str:
-    """Returns the line which states that an entry's checksum of the data is that of files with these stamps."""
+    """Returns the line which states that files with these stamps have an entry's checksum of the data."""
     return f"data {digest} {hashlib.sha256(data_stamps.encode()).hexdigest()[:32]}"
 
 
@@ -63,18 +69,21 @@ def find_note_files(own: str) -> list[NoteFile]:
     return found
 
 
-def read_notes(own: str) -> Notes:
-    """Returns the notes in the folder `own`, which is Trackbed's; reads them again if one was added or removed."""
-    folder = f"{own}/notes"
+def read_notes(own_folder: str) -> Notes:
+    """Returns the notes in Trackbed's folder `own_folder`; reads them again if one was added or removed."""
+    folder = f"{own_folder}/notes"
     try:
         stamp = stamp_of(folder)
     except OSError:  # it cannot be reached: what it states is checked again
         return _NO_NOTES
     if stamp is None:
         return _NO_NOTES
-    known = _READ.get(own)
+    known = _READ.get(own_folder)
     if known is None or known[0] != stamp:
-        known = _READ[own] = stamp, frozenset(line for _, text in texts_in(folder) for line in text.splitlines())
+        known = _READ[own_folder] = (
+            stamp,
+            frozenset(line for _, text in texts_in(folder) for line in text.splitlines()),
+        )
     return known[1]
 
 
@@ -98,7 +107,7 @@ def write_notes(own: str, lines: Iterable[str]) -> None:
 class FlushMark(NamedTuple):
     """A file of notes that is empty until entries are on the disk."""
 
-    own: str
+    own_folder: str
     """Folder of the entries, which is Trackbed's."""
     path: str
     """The file; empty if none could be made."""
@@ -124,7 +133,7 @@ def make_marks(entries: Iterable[tuple[str, npt.NDArray[np.int64]]]) -> list[Flu
 
 def flush_and_mark(marks: Iterable[FlushMark]) -> None:
     """Flushes entries in the background, and then marks them; makes, renames and removes no name."""
-    _FLUSH.add((mark.own, mark) for mark in marks)
+    _FLUSH.add((mark.own_folder, mark) for mark in marks)
 
 
 def flush_later(entries: Iterable[tuple[str, npt.NDArray[np.int64]]]) -> None:
@@ -136,15 +145,15 @@ def _text_of(lines: Iterable[str]) -> bytes:
     return "".join(f"{line}\n" for line in sorted(set(lines))).encode()
 
 
-def _make_file(own: str, text: bytes) -> str:
+def _make_file(own_folder: str, text: bytes) -> str:
     """Makes the file for notes with this text, which names it. Returns its path; an empty one if it cannot be made."""
-    path = f"{own}/notes/{hashlib.sha256(text).hexdigest()[:32]}.txt"
+    path = f"{own_folder}/notes/{hashlib.sha256(text).hexdigest()[:32]}.txt"
     try:
-        Path(own, "notes").mkdir(exist_ok=True)
+        Path(own_folder, "notes").mkdir(exist_ok=True)
         # Opening a pipe of that name would otherwise wait for a reader.
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o666))
     except OSError as error:  # a cache that can only be read is served, too
-        logger.debug("%s: no note was left: %s", own, error)
+        logger.debug("%s: no note was left: %s", own_folder, error)
         return ""
     return path
 
@@ -157,9 +166,10 @@ def _write(mark: FlushMark) -> None:
         with open(os.open(mark.path, os.O_WRONLY | os.O_CLOEXEC | os.O_NONBLOCK), "wb") as file:
             file.write(mark.text)  # a line that is cut names no entry
             file.truncate()
+        # Readers compare the time of the folder, which a write into one of its files does not change.
         os.utime(os.path.dirname(mark.path))
     except OSError as error:
-        logger.debug("%s: no note was left: %s", mark.own, error)
+        logger.debug("%s: no note was left: %s", mark.own_folder, error)
 
 
 def _write_all(_own: str, marks: Iterable[FlushMark]) -> None:
@@ -169,3 +179,70 @@ def _write_all(_own: str, marks: Iterable[FlushMark]) -> None:
 
 _FLUSH: Final = BackgroundFlush(_write_all)
 await_flush: Final = _FLUSH.join
+
+
+DAY_SECONDS: Final = 86_400.0
+"""Resolution of the time of last use."""
+
+
+class Use(NamedTuple):
+    """The entries that one start used, and when it last did."""
+
+    path: str
+    """The file that says so."""
+    names: tuple[str, ...]
+    """Stems of entries, or fingerprints of entries that Megatron Core cannot read."""
+    last_used: float
+    """Seconds since 1970."""
+
+
+def note_use(entries: Iterable[Entry]) -> None:
+    """Records that entries are in use now, in each cache that can be written.
+
+    Takes one system call if the same entries were used within a day, however many they are.
+    """
+    by_folder: defaultdict[str, set[str]] = defaultdict(set)
+    for entry in entries:
+        by_folder[entry.own_folder].add(entry.stem if entry.megatron else entry.fingerprint)
+    for own, names in by_folder.items():
+        try:
+            _note(own, "".join(f"{name}\n" for name in sorted(names)).encode())
+        except OSError as error:  # a read-only cache is used, too
+            logger.debug("%s: no note of its use: %s", own, error)
+
+
+def _note(own_folder: str, listing: bytes) -> None:
+    name = f"{hashlib.sha256(listing).hexdigest()[:32]}.txt"
+    path = f"{own_folder}/uses/{name}"
+    with contextlib.suppress(FileNotFoundError):
+        if time.time() - os.stat(path).st_mtime > DAY_SECONDS:
+            os.utime(path)
+        return
+    # Not `own_folder` itself, which is absent if only Megatron Core has written here.
+    for folder in (f"{own_folder}/uses", f"{own_folder}/partial"):
+        Path(folder).mkdir(exist_ok=True)
+    partial = f"{own_folder}/partial/{partial_name(name)}"
+    try:
+        write_new(partial, listing)
+        publish(partial, path)
+    except BaseException:
+        Path(partial).unlink(missing_ok=True)
+        raise
+
+
+def find_uses(own: str) -> list[Use]:
+    """Returns the uses that starts have recorded in the folder `own`, which is Trackbed's."""
+    found = []
+    for path, text in texts_in(f"{own}/uses"):
+        with contextlib.suppress(OSError):  # removed meanwhile
+            found.append(Use(path, tuple(text.split()), os.stat(path).st_mtime))
+    return found
+
+
+def last_uses(uses: Sequence[Use]) -> Mapping[str, float]:
+    """Returns the time of the last use of each name, in seconds since 1970."""
+    latest: dict[str, float] = {}
+    for use in uses:
+        for name in use.names:
+            latest[name] = max(use.last_used, latest.get(name, 0.0))
+    return latest

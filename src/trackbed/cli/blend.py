@@ -91,7 +91,7 @@ def blend(
         measured.tokenizer()
     plan = plan_blend(measured)
     if plot is not None:  # before the tables, whose reader may leave early
-        from trackbed.cli.blend_plot import draw_plan
+        from trackbed.cli.blend_table import draw_plan
 
         draw_plan(plan, plot)
     if as_json:

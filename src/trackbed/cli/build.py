@@ -116,7 +116,7 @@ def build(
         BlendedMegatronDatasetBuilder, blend.dataset_class, blend.sizes, lambda: True, config, headers=blend.headers
     )
     if plan_only:
-        from trackbed.cli.build_plan import show_plan
+        from trackbed.cli.build_progress import show_plan
 
         if group.rank == 0:
             show_plan(*make().plan(ranks or group.size), num_threads=config.num_dataset_builder_threads)

@@ -33,17 +33,17 @@ def ls(folder: str, *, as_json: bool) -> None:
     """List the entries of a cache, most recently used first."""
     from trackbed.cache import take_inventory
 
-    found = take_inventory(folder)
-    entries = sorted(found.entries, key=lambda entry: -entry.last_used)
+    inventory = take_inventory(folder)
+    entries = sorted(inventory.entries, key=lambda entry: -entry.last_used)
     if as_json:
-        partials = [{"path": one.path, "writer": one.writer.name} for one in found.partials]
-        fields = {"folder": folder, "size_bytes": found.size_bytes, "entries": [*map(_fields, entries)]}
+        partials = [{"path": partial.path, "writer": partial.writer.name} for partial in inventory.partials]
+        fields = {"folder": folder, "size_bytes": inventory.size_bytes, "entries": [*map(_fields, entries)]}
         click.echo(json.dumps({**fields, "partials": partials}, ensure_ascii=False, indent=1))
         return
     _draw(entries)
-    click.echo(f"{number_of(len(entries), 'entry', 'entries')}, {_size(found.size_bytes)}")
+    click.echo(f"{number_of(len(entries), 'entry', 'entries')}, {_size(inventory.size_bytes)}")
     for what in ("dead", "living", "elsewhere"):
-        count = sum(one.writer.name == what for one in found.partials)
+        count = sum(partial.writer.name == what for partial in inventory.partials)
         if count:
             click.echo(f"{number_of(count, 'partial file', 'partial files')}, writer {what}")
 
@@ -60,18 +60,20 @@ def verify(ctx: click.Context, folder: str) -> None:
     from trackbed.cache import Condition, bytes_to_read, find_problems, take_inventory
     from trackbed.cli.progress import cumulative, show_progress
 
-    found = take_inventory(folder)
+    inventory = take_inventory(folder)
     with show_progress("verifying") as progress:
-        problems = list(find_problems(found, progress=cumulative(progress, bytes_to_read(found))))
+        problems = list(find_problems(inventory, progress=cumulative(progress, bytes_to_read(inventory))))
     for problem in problems:
         click.echo(f"trackbed: {problem}", err=True)
     if problems:
         ctx.exit(1)
-    unknown = sum(entry.condition is Condition.unknown for entry in found.entries)
-    bare = sum(entry.manifest is None for entry in found.entries)
+    unknown = sum(entry.condition is Condition.unknown for entry in inventory.entries)
+    bare = sum(entry.manifest is None for entry in inventory.entries)
     kinds = [(unknown, "of another version, not checked"), (bare, "without a manifest, checked by headers")]
     notes = "".join(f"; {count:,} {what}" for count, what in kinds if count)
-    click.echo(f"{folder}: ok: {number_of(len(found.entries), 'entry', 'entries')}, {_size(found.size_bytes)}{notes}")
+    click.echo(
+        f"{folder}: ok: {number_of(len(inventory.entries), 'entry', 'entries')}, {_size(inventory.size_bytes)}{notes}"
+    )
 
 
 @cache.command()
@@ -94,18 +96,18 @@ def gc(folder: str, *, keep_bytes: int | None, unused_for: float | None, foreign
 
     if keep_bytes is None and unused_for is None:
         raise click.UsageError("state what to remove: --keep SIZE, --unused-for TIME, or both")
-    found = take_inventory(folder)
+    inventory = take_inventory(folder)
     removal = plan_removal(
-        found,
+        inventory,
         now=time.time(),
         keep_bytes=keep_bytes or 0,
         unused_for_seconds=_DAY if unused_for is None else unused_for,
-        in_use=entries_in_use(found),
+        in_use=entries_in_use(inventory),
         foreign=foreign,
     )
     if not dry_run:
         remove(removal)
-    _report(found, removal, "would remove" if dry_run else "removed")
+    _report(inventory, removal, "would remove" if dry_run else "removed")
     if keep_bytes is not None and removal.left_bytes > keep_bytes:
         click.echo(
             f"trackbed: {folder}: {_size(removal.left_bytes)} stay, more than {_size(keep_bytes)}: they are in use, "
@@ -152,7 +154,7 @@ def _draw(entries: "list[StoredEntry]") -> None:
     from rich.table import Table
 
     from trackbed.cache import describe_stored
-    from trackbed.cli.console import table_console
+    from trackbed.cli.output import table_console
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("dataset", overflow="fold", min_width=12)

@@ -1,16 +1,19 @@
 """`trackbed ckpt`: contents, checks and comparison of checkpoints."""
 
+import contextlib
 import json
 import math
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
 from trackbed.plural import number_of
 
 if TYPE_CHECKING:
+    import torch
+
     from trackbed.checkpoint import Checkpoint
 
 
@@ -77,7 +80,7 @@ def inspect(folder: Path, *, as_json: bool) -> None:
     config = maybe_load_config(folder)
     common = opened.load_common()
     rows = _contents(folder)
-    found: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "folder": str(folder),
         "saved_by": "trackbed" if opened.side is not None else "torch" if config is None else "megatron-core",
         "save_id": None if opened.side is None else opened.side.save_id,
@@ -88,12 +91,12 @@ def inspect(folder: Path, *, as_json: bool) -> None:
         "contents": rows,
     }
     if as_json:
-        click.echo(json.dumps(found, indent=1))
+        click.echo(json.dumps(fields, indent=1))
         return
     for name in ("folder", "saved_by", "save_id", "format", "bytes"):
-        click.echo(f"{name.replace('_', ' ')}: {found[name]}")
-    click.echo(f"files: {len(found['files']):,}")
-    click.echo(f"common state: {', '.join(map(_printable, found['common_keys'])) or 'none'}")
+        click.echo(f"{name.replace('_', ' ')}: {fields[name]}")
+    click.echo(f"files: {len(fields['files']):,}")
+    click.echo(f"common state: {', '.join(map(_printable, fields['common_keys'])) or 'none'}")
     click.echo(f"tensors and objects: {len(rows):,}; `trackbed ckpt ls` lists them")
 
 
@@ -147,16 +150,16 @@ def diff(ctx: click.Context, first: Path, second: Path, *, tensors: bool, tolera
 
     if tolerance is not None and not math.isfinite(tolerance):
         raise click.UsageError(f"--tolerance must be a finite number, found {tolerance}")
-    one, other = open_checkpoint(first), open_checkpoint(second)
-    found = _tensor_differences(one, other, tolerance)
-    differences = [*found.lines, *([] if tensors else _object_differences(one, other))]
+    ours, other = open_checkpoint(first), open_checkpoint(second)
+    differing = _tensor_differences(ours, other, tolerance)
+    differences = [*differing.lines, *([] if tensors else _object_differences(ours, other))]
     for line in differences:
         click.echo(_printable(line))
     if differences:
         ctx.exit(1)
-    objects = "" if tensors else f", {len(one.object_keys):,} objects"
-    within = "" if tolerance is None else f" within {tolerance:g} (the largest difference is {found.largest:.3g})"
-    click.echo(f"equal{within}: {len(one):,} tensors{objects}")
+    objects = "" if tensors else f", {len(ours.object_keys):,} objects"
+    within = "" if tolerance is None else f" within {tolerance:g} (the largest difference is {differing.largest:.3g})"
+    click.echo(f"equal{within}: {len(ours):,} tensors{objects}")
 
 
 class _TensorDifferences(NamedTuple):
@@ -167,48 +170,48 @@ class _TensorDifferences(NamedTuple):
     """Largest difference of elements that count as equal."""
 
 
-def _tensor_differences(one: "Checkpoint", other: "Checkpoint", tolerance: float | None) -> _TensorDifferences:
-    from trackbed.cli.tensor_difference import compare_tensors
+def _tensor_differences(ours: "Checkpoint", other: "Checkpoint", tolerance: float | None) -> _TensorDifferences:
+    from trackbed.cli.ckpt import compare_tensors
 
     largest = 0.0
-    found = [f"only in A: {key}" for key in one if key not in other]
-    found += [f"only in B: {key}" for key in other if key not in one]
-    for key in one:
+    lines = [f"only in A: {key}" for key in ours if key not in other]
+    lines += [f"only in B: {key}" for key in other if key not in ours]
+    for key in ours:
         if key not in other:
             continue
-        kinds = [(str(side[key].dtype).removeprefix("torch."), list(side[key].shape)) for side in (one, other)]
+        kinds = [(str(side[key].dtype).removeprefix("torch."), list(side[key].shape)) for side in (ours, other)]
         if kinds[0] != kinds[1]:
-            found.append(f"{key}: {kinds[0][0]} {kinds[0][1]} in A, {kinds[1][0]} {kinds[1][1]} in B")
+            lines.append(f"{key}: {kinds[0][0]} {kinds[0][1]} in A, {kinds[1][0]} {kinds[1][1]} in B")
             continue
-        a, b = one[key][...], other[key][...]
+        a, b = ours[key][...], other[key][...]
         difference = compare_tensors(a, b, tolerance=tolerance)
         if difference.num_elements:
             amount = "" if difference.largest is None else f", by {difference.largest:.3g} at most"
-            found.append(f"{key}: {difference.num_elements:,} of {a.numel():,} elements differ{amount}")
+            lines.append(f"{key}: {difference.num_elements:,} of {a.numel():,} elements differ{amount}")
         elif difference.largest is not None:
             largest = max(largest, difference.largest)
-    return _TensorDifferences(found, largest)
+    return _TensorDifferences(lines, largest)
 
 
-def _object_differences(one: "Checkpoint", other: "Checkpoint") -> list[str]:
+def _object_differences(ours: "Checkpoint", other: "Checkpoint") -> list[str]:
     from trackbed.checkpoint.state.tree import diff as compare
     from trackbed.errors import CheckpointError
 
-    keys, others = set(one.object_keys), set(other.object_keys)
-    found = [f"only in A: {key}" for key in sorted(keys - others)]
-    found += [f"only in B: {key}" for key in sorted(others - keys)]
-    pairs = [(key, one.load_object(key), other.load_object(key)) for key in sorted(keys & others)]
-    for name, a, b in [*pairs, ("common state", one.load_common(), other.load_common())]:
+    keys, others = set(ours.object_keys), set(other.object_keys)
+    lines = [f"only in A: {key}" for key in sorted(keys - others)]
+    lines += [f"only in B: {key}" for key in sorted(others - keys)]
+    pairs = [(key, ours.load_object(key), other.load_object(key)) for key in sorted(keys & others)]
+    for name, a, b in [*pairs, ("common state", ours.load_common(), other.load_common())]:
         try:
             only_a, only_b, mismatches = compare(a, b)
         except Exception as error:  # values of hostile checkpoints raise errors of any kind
             raise CheckpointError(
                 f"{name}: values must be such that can be compared, but are not: {type(error).__name__}: {error}"
             ) from error
-        found += [f"{name}: only in A: {_path_text(path)}" for path in only_a]
-        found += [f"{name}: only in B: {_path_text(path)}" for path in only_b]
-        found += [f"{name}: {_path_text(path)} differs" for path, *_ in mismatches]
-    return found
+        lines += [f"{name}: only in A: {_path_text(path)}" for path in only_a]
+        lines += [f"{name}: only in B: {_path_text(path)}" for path in only_b]
+        lines += [f"{name}: {_path_text(path)} differs" for path, *_ in mismatches]
+    return lines
 
 
 def _path_text(path: Any) -> str:
@@ -248,3 +251,69 @@ def _contents(folder: Path) -> list[dict[str, Any]]:
         for key, row in catalogue.objects.items()
     ]
     return tensors + objects
+
+
+_AT_ONCE: Final = 1 << 22
+"""Elements that are compared together, which bounds the memory of their differences."""
+
+
+class Difference(NamedTuple):
+    """Elements in which two tensors differ."""
+
+    num_elements: int
+    """Number of elements that differ."""
+    largest: float | None
+    """Largest difference of two elements; NaN if only one of them is NaN, None if their type has no differences."""
+
+
+def compare_tensors(tensor: "torch.Tensor", other: "torch.Tensor", *, tolerance: float | None = None) -> Difference:
+    """Returns the elements that differ in their bits, or with `tolerance` by more than that.
+
+    Args:
+        tensor: a tensor.
+        other: a tensor of the same shape and type.
+        tolerance: largest absolute difference that counts as none, at least 0; then NaN is equal to NaN.
+    """
+    count, largest = 0, 0.0
+    is_known = True
+    first, second = tensor.reshape(-1), other.reshape(-1)
+    for start in range(0, first.numel(), _AT_ONCE):
+        found = _compare_part(first[start : start + _AT_ONCE], second[start : start + _AT_ONCE], tolerance)
+        count += found.num_elements
+        if found.largest is None:
+            is_known = False
+        elif not found.largest <= largest and largest == largest:  # a NaN stays
+            largest = found.largest
+    return Difference(count, largest if is_known else None)
+
+
+def _compare_part(tensor: "torch.Tensor", other: "torch.Tensor", tolerance: float | None) -> Difference:
+    import torch
+
+    differs = (tensor.view(torch.uint8) != other.view(torch.uint8)).view(tensor.numel(), -1).any(dim=1)
+    if not bool(differs.any()):
+        return Difference(0, 0.0)
+    count = int(differs.sum())
+    with contextlib.suppress(RuntimeError):  # some types cannot be converted
+        distances = _distances(tensor[differs], other[differs])
+        if tolerance is not None:
+            count = int((~(distances <= tolerance)).sum())
+        is_nan = bool(distances.isnan().any())
+        return Difference(count, float("nan") if is_nan else float(distances.max()))
+    return Difference(count, None)
+
+
+def _distances(tensor: "torch.Tensor", other: "torch.Tensor") -> "torch.Tensor":
+    """Returns the absolute differences as doubles: 0 for two NaNs, NaN for one."""
+    import torch
+
+    if tensor.is_complex() or tensor.is_floating_point():
+        kind = torch.complex128 if tensor.is_complex() else torch.float64
+        a, b = tensor.to(kind), other.to(kind)
+        found = (a - b).abs()
+    else:
+        # Whole numbers are subtracted as such: doubles would lose the last digits of large ones.
+        a, b = tensor.to(torch.int64), other.to(torch.int64)
+        found = (torch.maximum(a, b) - torch.minimum(a, b)).double()
+        found = torch.where(found < 0, found + 2.0**64, found)  # more than fits into the type
+    return torch.where((a.isnan() & b.isnan()) | (a == b), 0.0, found)

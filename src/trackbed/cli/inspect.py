@@ -82,16 +82,16 @@ def inspect(
         raise click.UsageError(
             f"PREFIX must be one pair without --counts-json, {' '.join(prefixes)} has {1 + len(others)}"
         )
-    found = inspect_pair(pair, idx_cache=idx_cache)
+    inspection = inspect_pair(pair, idx_cache=idx_cache)
     first = None
     if tokenizer is not None:
         decoder = open_tokenizer(tokenizer, eod_token=eod_token)
         limits = {"num_documents": documents, "max_tokens": max_tokens}
         first = first_documents(pair, decoder, **limits, idx_cache=idx_cache)
     if as_json:
-        click.echo(_to_json(found, first))
+        click.echo(_to_json(inspection, first))
     else:
-        _draw(found, first or [])
+        _draw(inspection, first or [])
 
 
 def _show_shards(path: str, idx_cache: str | None, *, as_json: bool) -> None:
@@ -139,7 +139,7 @@ def _to_json(found: "Inspection", first: "list[FirstDocument] | None") -> str:
     return json_text(fields)
 
 
-def _draw(found: "Inspection", first: "list[FirstDocument]") -> None:
+def _draw(inspection: "Inspection", first: "list[FirstDocument]") -> None:
     from rich import box
     from rich.bar import Bar
     from rich.console import Console
@@ -147,23 +147,26 @@ def _draw(found: "Inspection", first: "list[FirstDocument]") -> None:
 
     console = Console(markup=False, highlight=False)
     click.echo(
-        f"{found.prefix}\n"
-        f"documents {found.documents:,}, sequences {found.sequences:,}, tokens {found.tokens:,} of {found.dtype}\n"
-        f"{_modes(found)}"
-        f".bin {found.bin_bytes:,} bytes, .idx {found.idx_bytes:,} bytes"
+        f"{inspection.prefix}\n"
+        f"documents {inspection.documents:,}, sequences {inspection.sequences:,}, "
+        f"tokens {inspection.tokens:,} of {inspection.dtype}\n"
+        f"{_modes(inspection)}"
+        f".bin {inspection.bin_bytes:,} bytes, .idx {inspection.idx_bytes:,} bytes"
     )
-    if found.documents:
-        mean = found.tokens / found.documents
-        click.echo(f"documents of {found.shortest:,} to {number_of(found.longest, 'token')}, {mean:,.1f} on average")
-        most = max(one.documents for one in found.histogram)
+    if inspection.documents:
+        mean = inspection.tokens / inspection.documents
+        click.echo(
+            f"documents of {inspection.shortest:,} to {number_of(inspection.longest, 'token')}, {mean:,.1f} on average"
+        )
+        most = max(bin_.documents for bin_ in inspection.histogram)
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False, expand=True)
         table.add_column("tokens", justify="right", no_wrap=True)
         table.add_column("documents", justify="right", no_wrap=True)
         table.add_column("", ratio=1)
-        for one in found.histogram:
-            span = f"{one.shortest:,}" if one.shortest == one.longest else f"{one.shortest:,} to {one.longest:,}"
-            bar = Bar(most, 0, one.documents) if is_utf8() else "#" * -(-_ASCII_WIDTH * one.documents // most)
-            table.add_row(span, f"{one.documents:,}", bar)
+        for bin_ in inspection.histogram:
+            span = f"{bin_.shortest:,}" if bin_.shortest == bin_.longest else f"{bin_.shortest:,} to {bin_.longest:,}"
+            bar = Bar(most, 0, bin_.documents) if is_utf8() else "#" * -(-_ASCII_WIDTH * bin_.documents // most)
+            table.add_row(span, f"{bin_.documents:,}", bar)
         console.print(table)
     for number, document in enumerate(first):
         click.echo(f"document {number}, tokens {document.tokens:,}:")

@@ -20,14 +20,13 @@ from trackbed.cli.ckpt import ckpt
 from trackbed.cli.finish import finish
 from trackbed.cli.inspect import inspect
 from trackbed.cli.merge import merge
-from trackbed.cli.messages import EXPECTED, describe_all
-from trackbed.cli.output import accept_any_text
+from trackbed.cli.output import EXPECTED, accept_any_text, describe_all
 from trackbed.cli.preprocess import preprocess
 from trackbed.cli.seal import seal
 from trackbed.cli.show import show
 from trackbed.cli.train_tokenizer import train_tokenizer
-from trackbed.cli.uninterruptible import exit_if_busy
 from trackbed.cli.verify import verify
+from trackbed.daemon_threads import exit_if_busy
 from trackbed.version import __version__
 
 _SECTIONS: Final = {

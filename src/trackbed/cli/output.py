@@ -1,10 +1,19 @@
-"""Output in any encoding: what it cannot hold is escaped, as batch systems and old containers have no UTF-8."""
+"""Output of commands: error messages of one line, tables, and text in any encoding.
+
+Characters that an encoding lacks are escaped, as batch systems and old containers have no UTF-8.
+"""
 
 import codecs
 import io
 import json
 import sys
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+from trackbed.errors import BlendFileError, TrackbedError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
 
 _HANDLER: Final = "trackbed.escape"
 
@@ -49,3 +58,36 @@ def _escape(error: UnicodeError) -> tuple[str | bytes, int]:
         char.encode("ascii", errors="surrogateescape" if "\udc80" <= char <= "\udcff" else "backslashreplace")
         for char in chars
     ), error.end
+
+
+_UNLIMITED: Final = 10_000
+
+
+def table_console() -> "Console":
+    """Returns a console as wide as the terminal; to a file or pipe, so wide that nothing is wrapped or cut."""
+    from rich.console import Console
+
+    return Console(markup=False, highlight=False, width=None if sys.stdout.isatty() else _UNLIMITED)
+
+
+EXPECTED = (TrackbedError, OSError, MemoryError)
+"""Errors caused by the user's files, options or machine; any other error is a bug."""
+
+
+def describe(error: BaseException) -> str:
+    """Returns one line: the location, what must hold, and what was found.
+
+    >>> describe(FileNotFoundError(2, "No such file or directory", "corpus.idx"))
+    'corpus.idx: No such file or directory'
+    """
+    message = str(error)
+    if isinstance(error, OSError) and error.strerror:
+        message = error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
+    if isinstance(error, MemoryError):
+        message = f"this must fit into memory, found too little free{f': {message}' if message else ''}"
+    return " ".join(message.splitlines())
+
+
+def describe_all(error: BaseException) -> list[str]:
+    """Returns one line, or one for each of the first problems of a blend file."""
+    return list(error.shown) if isinstance(error, BlendFileError) else [describe(error)]

@@ -1,6 +1,7 @@
 """Parameter types and options shared by several commands."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -55,9 +56,17 @@ class Duration(click.ParamType):  # type: ignore[type-arg,unused-ignore]
         return float(found["number"]) * _SECONDS[found["unit"]]
 
 
-def split_keys(ctx: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
-    """Splits lists such as `text,title` into keys."""
-    return tuple(key for keys in given for key in keys.split(","))
+def json_keys_option(text: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Returns the option for the keys of texts, with this help; lists such as `text,title` are split."""
+    return click.option(
+        "--json-keys",
+        multiple=True,
+        default=["text"],
+        show_default=True,
+        metavar="KEY[,KEY...]",
+        callback=lambda _context, _option, given: tuple(key for keys in given for key in keys.split(",")),
+        help=text,
+    )
 
 
 format_option = click.option(

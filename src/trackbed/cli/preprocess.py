@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from trackbed.cli.kept_work import KeptWork
-from trackbed.cli.parse import Input, Size, format_option, record_limit_option, split_keys
+from trackbed.cli.parse import Input, Size, format_option, json_keys_option, record_limit_option
 from trackbed.cli.preprocess_report import report_as_json, show_report
+from trackbed.cli.progress import KeptWork
 
 if TYPE_CHECKING:
     from trackbed.preprocess import ImagesConfig
@@ -39,15 +39,7 @@ _NO_END: Final = "trackbed: documents end without an end-of-document token; give
     metavar="PREFIX",
     help="Writes PREFIX_KEY_document.bin and .idx; with --split-sentences PREFIX_KEY_sentence, with --images PREFIX.",
 )
-@click.option(
-    "--json-keys",
-    multiple=True,
-    default=["text"],
-    show_default=True,
-    metavar="KEY[,KEY...]",
-    callback=split_keys,
-    help="Keys of the texts in a JSON record; one pair of files per key.",
-)
+@json_keys_option("Keys of the texts in a JSON record; one pair of files per key.")
 @click.option(
     "--drop-record",
     is_flag=True,

@@ -53,25 +53,31 @@ def show_report(report: "Report", seconds: float, *, split_sentences: bool) -> N
         click.echo(f"trackbed: and {report.bad - len(report.first_bad):,} more", err=True)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("key", overflow="fold")
-    has_unknown = any(one.unknown is not None for one in report.outputs)
-    has_empty = any(one.empty for one in report.outputs)
+    has_unknown = any(output.unknown is not None for output in report.outputs)
+    has_empty = any(output.empty for output in report.outputs)
     names = ["documents", *["sentences"] * split_sentences, "tokens", *["unknown"] * has_unknown]
     names += [*["empty"] * has_empty, "dropped"]
     for name in names:
         table.add_column(name, justify="right", no_wrap=True)
-    for one in report.outputs:
-        sequences = [f"{one.sequences:,}"] if split_sentences else []
-        unknown = [_share(one.unknown or 0, one.tokens)] if has_unknown else []
-        empty = [f"{one.empty:,}"] if has_empty else []
+    for output in report.outputs:
+        sequences = [f"{output.sequences:,}"] if split_sentences else []
+        unknown = [_share(output.unknown or 0, output.tokens)] if has_unknown else []
+        empty = [f"{output.empty:,}"] if has_empty else []
         table.add_row(
-            one.key, f"{one.documents:,}", *sequences, f"{one.tokens:,}", *unknown, *empty, f"{one.dropped:,}"
+            output.key,
+            f"{output.documents:,}",
+            *sequences,
+            f"{output.tokens:,}",
+            *unknown,
+            *empty,
+            f"{output.dropped:,}",
         )
     Console(markup=False, highlight=False).print(table)
     if has_empty:
         click.echo(
             "empty: texts without tokens, each a sequence without text, so that the documents of all keys correspond"
         )
-    if any(one.dropped for one in report.outputs):
+    if any(output.dropped for output in report.outputs):
         click.echo(
             "dropped: texts without tokens, such as empty ones, which become no document"
             if len(report.outputs) == 1
@@ -86,8 +92,8 @@ def show_report(report: "Report", seconds: float, *, split_sentences: bool) -> N
         failed = f", failed attempts {report.failed_attempts:,}" if report.failed_attempts else ""
         click.echo(f"shards {report.shards:,}, finished before {report.finished_shards:,}{failed}\n{report.shard_list}")
         return
-    for one in report.outputs:
-        click.echo(f"{one.prefix}.bin\n{one.prefix}.idx")
+    for output in report.outputs:
+        click.echo(f"{output.prefix}.bin\n{output.prefix}.idx")
 
 
 def _share(part: int, whole: int) -> str:

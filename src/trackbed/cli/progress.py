@@ -1,4 +1,4 @@
-"""Progress of long commands: a bar on a terminal, else a line every ten seconds."""
+"""Progress of long commands, a bar on a terminal or lines now and then, and the work that a resumed run keeps."""
 
 import contextlib
 import sys
@@ -23,7 +23,7 @@ class Progress(Protocol):
         """Shows the bytes done so far, of the bytes in all."""
 
     def count(self, what: str) -> None:
-        """Adds 1 to a number that is shown beside the progress, such as that of failed attempts."""
+        """Adds 1 to a number that is shown beside the progress, such as the number of failed attempts."""
 
 
 @contextlib.contextmanager
@@ -141,3 +141,41 @@ def size_of(paths: Iterable[str]) -> int:
     stored = sum(stamp.size_bytes for stamp in stamps if isinstance(stamp, ObjectStamp))
     files = (Path(path) for path in wanted if not is_address(path))
     return stored + sum(path.stat().st_size for path in files if path.is_file())
+
+
+class KeptWork:
+    """Callback that receives the bytes whose work is kept, at the start of a run and after each save."""
+
+    def __init__(self) -> None:
+        self._bytes: tuple[int, int] | None = None
+        """Bytes whose work is kept, and bytes in all; None before the start."""
+
+    def __call__(self, kept: int, total: int) -> None:
+        """Keeps the numbers; says at the start of a resumed run how far the earlier one was."""
+        if self._bytes is None and 0 < kept < total:
+            click.echo(f"trackbed: going on at {_part(kept, total)}", err=True)
+        self._bytes = kept, total
+
+    @contextlib.contextmanager
+    def told_at_an_interrupt(self) -> Iterator[None]:
+        """Adds to an interrupt of the block what is kept."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(self._text()) from None
+
+    def _text(self) -> str:
+        if self._bytes is None:
+            return ""
+        if not self._bytes[0]:
+            return "nothing is kept yet"
+        return f"{_part(*self._bytes)} are kept; run the same command again to go on"
+
+
+def _part(done: int, total: int) -> str:
+    """Formats a part of some bytes.
+
+    >>> _part(134_200_000, 380_000_000)
+    '134.2 of 380.0 MB'
+    """
+    return f"{done / 1e6:,.1f} of {total / 1e6:,.1f} MB"

@@ -95,17 +95,19 @@ def _to_json(found: "Provenance", texts: list[list[tuple[str, bool]]]) -> str:
     return json_text(fields)
 
 
-def _draw(found: "Provenance", texts: list[list[tuple[str, bool]]], num_samples: int, split: str) -> None:
+def _draw(provenance: "Provenance", texts: list[list[tuple[str, bool]]], num_samples: int, split: str) -> None:
     from rich.console import Console
     from rich.text import Text
 
     console = Console(highlight=False, soft_wrap=True)
-    which = "" if found.dataset is None else f"dataset {found.dataset}, "
-    documents = number_of(len(found.origins), "document")
-    tokens = sum(origin.stop - origin.start for origin in found.origins)
-    console.print(f"sample {found.position:,} of {num_samples:,} of {split}: {which}{found.prefix}", markup=False)
-    console.print(f"its sample {found.sample:,}: {number_of(tokens, 'token')} of {documents}", markup=False)
-    for origin, runs in zip(found.origins, texts, strict=True):
+    which = "" if provenance.dataset is None else f"dataset {provenance.dataset}, "
+    documents = number_of(len(provenance.origins), "document")
+    tokens = sum(origin.stop - origin.start for origin in provenance.origins)
+    console.print(
+        f"sample {provenance.position:,} of {num_samples:,} of {split}: {which}{provenance.prefix}", markup=False
+    )
+    console.print(f"its sample {provenance.sample:,}: {number_of(tokens, 'token')} of {documents}", markup=False)
+    for origin, runs in zip(provenance.origins, texts, strict=True):
         where = f"{origin.prefix}, document {origin.document:,}, tokens [{origin.start:,}, {origin.stop:,})"
         console.print(Text(f"--- {where}", style="bold"))
         console.print(Text.assemble(*(_marked(text, does_count=does_count) for text, does_count in runs)))

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from trackbed.cli.parse import format_option, record_limit_option, split_keys
+from trackbed.cli.parse import format_option, json_keys_option, record_limit_option
 from trackbed.cli.preprocess_report import files_line
-from trackbed.cli.uninterruptible import run_in_thread
+from trackbed.daemon_threads import run_in_thread
 
 if TYPE_CHECKING:
     from trackbed.preprocess.config import FormatName
@@ -35,15 +35,7 @@ if TYPE_CHECKING:
     metavar="TOKEN",
     help="Special token; may be given several times.",
 )
-@click.option(
-    "--json-keys",
-    multiple=True,
-    default=["text"],
-    show_default=True,
-    metavar="KEY[,KEY...]",
-    callback=split_keys,
-    help="Keys of the texts in a JSON record.",
-)
+@json_keys_option("Keys of the texts in a JSON record.")
 @click.option("--skip-bad", is_flag=True, help="Skip records that cannot be used.")
 @record_limit_option
 @format_option

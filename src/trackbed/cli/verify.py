@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from trackbed.cli.messages import EXPECTED, describe
+from trackbed.cli.output import EXPECTED, describe
 from trackbed.cli.parse import idx_cache_option
 
 if TYPE_CHECKING:
@@ -52,14 +52,14 @@ def _report(pair: str, check: "Callable[[str], Verified]") -> bool:
     from trackbed.tokens import get_seal_path
 
     try:
-        found = check(pair)
+        result = check(pair)
     except EXPECTED as error:
         unsealed = isinstance(error, FileNotFoundError) and error.filename == get_seal_path(pair)
         hint = f"; `trackbed seal {pair}` creates one for the current files" if unsealed else ""
         click.echo(f"trackbed: {describe(error)}{hint}", err=True)
         return False
     click.echo(
-        f"{pair}: ok: documents {found.documents:,}, sequences {found.sequences:,}, "
-        f"tokens {found.tokens:,} of {found.dtype}"
+        f"{pair}: ok: documents {result.documents:,}, sequences {result.sequences:,}, "
+        f"tokens {result.tokens:,} of {result.dtype}"
     )
     return True

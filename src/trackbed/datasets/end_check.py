@@ -43,17 +43,17 @@ def check_document_ends(config: BlendedMegatronDatasetConfig) -> None:
     eod = _end_of_document(config.tokenizer) if options else None
     if eod is None:
         return
-    found: Counter[int] = Counter()
+    last_tokens: Counter[int] = Counter()
     pairs: list[str] = []
     for prefix in islice(_local_pairs(config), _PAIRS):
         tokens = _last_tokens_or_none(prefix)
         if eod in tokens:
             return
         if tokens:
-            found.update(tokens)
+            last_tokens.update(tokens)
             pairs.append(prefix)
     if pairs:
-        ((common, _),) = found.most_common(1)
+        ((common, _),) = last_tokens.most_common(1)
         logger.warning(
             "%s: %s must find the end-of-document token %d of the tokenizer, but none of the first %s of %s ends with"
             " it (most end with %d): use the tokenizer and the eod_token that made the data, or make the data with"
@@ -61,7 +61,7 @@ def check_document_ends(config: BlendedMegatronDatasetConfig) -> None:
             pairs[0],
             " and ".join(options),
             eod,
-            number_of(found.total(), "document"),
+            number_of(last_tokens.total(), "document"),
             number_of(len(pairs), "pair"),
             common,
         )

@@ -55,9 +55,9 @@ class DataChecksum:
         return {"data_checksum": self.result(), **({} if self.stamps is None else {"data_stamps": self.stamps})}
 
     def confirm(self, state: Mapping[str, Any]) -> str:
-        """Returns the checksum for a comparison with that of a saved position.
+        """Returns the checksum, to be compared with the checksum in a saved position.
 
-        If the stamps of the position are those of the data, its checksum is, too, and nothing is read.
+        If the position has the stamps of the data, it has their checksum, too, and nothing is read.
         """
         saved = state.get("data_checksum")
         if self.stamps is not None and state.get("data_stamps") == self.stamps and isinstance(saved, str):
@@ -133,7 +133,7 @@ class Identity:
         return {**self.data.state(), **({} if self.content is None else {"content": self.content})}
 
     def recognises(self, state: Mapping[str, Any]) -> bool:
-        """True if the samples of a position are those of this dataset, under the same fingerprint or another.
+        """True if a position is in the samples of this dataset, under the same fingerprint or another.
 
         They are if all that decides them is the same: only the folders of files may be others, and in the order
         "instant" the number of samples.

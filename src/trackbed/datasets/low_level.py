@@ -57,13 +57,7 @@ def open_group(prefix: str, config: BlendedMegatronDatasetConfig) -> tokens.Inde
 
 
 def open_pair(prefix: str, config: BlendedMegatronDatasetConfig, **options: Any) -> IndexedDataset:
-    """Opens the pair at a prefix, each of whose files is mapped when it is first read.
-
-    Args:
-        prefix: the prefix.
-        config: configuration of the dataset.
-        **options: further arguments of `IndexedDataset`.
-    """
+    """Opens the pair at a prefix; its files are mapped when they are first read. `options` are of `IndexedDataset`."""
     check_stored(prefix, config)
     options = {"mmap": config.mmap_bin_files, "object_storage_config": storage_of(config), **options}
     start = current_start()
@@ -89,7 +83,7 @@ def identify(dataset: Any) -> dict[str, Any]:
 
 
 def name_of(dataset: Any, path: str | None) -> str:
-    """Returns the name of a pair without its folder; of a group, those of its pairs, as a digest if they are many."""
+    """Returns the name of a pair without its folder; of a group, the names of its pairs, or their digest."""
     if not isinstance(dataset, tokens.IndexedGroup):
         return "" if path is None else str(path).rstrip("/").rpartition("/")[2]
     names = [name_of(member, member.path_prefix) for member in dataset.members]

@@ -1,11 +1,17 @@
-"""Base class of datasets over one low-level dataset: identity and padding id."""
+"""Base class of datasets over one low-level dataset: identity, description and padding id.
 
+Descriptions are written as Megatron Core writes them; their MD5 names the index files.
+"""
+
+import hashlib
+import json
 import warnings
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Sequence, Sized
-from functools import cached_property
+from collections.abc import Iterable, Sequence, Sized
+from functools import cached_property, lru_cache
 from itertools import chain
+from types import NoneType
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -14,12 +20,62 @@ import torch.utils.data
 
 from trackbed.cache import fingerprint
 from trackbed.datasets.config import BlendedMegatronDatasetConfig
-from trackbed.datasets.description import describe, fields_of, md5_of
 from trackbed.datasets.low_level import name_of
 from trackbed.datasets.start import shared
 from trackbed.errors import ArgumentError
 from trackbed.index.splits import Split
 from trackbed.plural import number_of
+
+_QUOTE: Final = json.encoder.encode_basestring_ascii
+_COMPACT: Final = json.JSONEncoder(default=lambda value: value.unique_identifiers).encode
+
+
+def describe(identifiers: Iterable[tuple[str, Any]]) -> str:
+    """Returns the description that Megatron Core writes for these identifiers, given as name and value.
+
+    Equals `json.dumps(dict(identifiers), indent=4, default=...)`, but is joined from fields: thousands of datasets
+    share most values, and indented JSON is slow to write.
+    """
+    fields = fields_of(identifiers)
+    return f"{{\n{fields}\n}}" if fields else "{}"
+
+
+def fields_of(identifiers: Iterable[tuple[str, Any]]) -> str:
+    """Returns the lines of a description for these identifiers, without the enclosing braces."""
+    return ",\n".join([f"    {_QUOTE(name)}: {_words_of(value)}" for name, value in identifiers])
+
+
+def md5_of(description: str) -> str:
+    """Returns the MD5 of a description, which names the index files."""
+    return hashlib.md5(description.encode(), usedforsecurity=False).hexdigest()
+
+
+def _words_of(value: Any) -> str:
+    if type(value) is str:
+        return _QUOTE(value)
+    if type(value) is int:
+        return repr(value)
+    if isinstance(value, (str, int, float, NoneType)):
+        return json.dumps(value)
+    return shared("words", lambda: _indented(_COMPACT(value)), value)
+
+
+@lru_cache(maxsize=256)
+def _indented(text: str) -> str:
+    """Returns a JSON text, indented as a value inside an object."""
+    return json.dumps(json.loads(text), indent=4).replace("\n", "\n    ")
+
+
+def describe_blend(identifiers: "OrderedDict[str, Any]") -> str:
+    """Returns the description of a blend, whose `datasets` are given as the descriptions of its members.
+
+    A nested description is the same text, indented: encoding thousands of them again would take longer than building
+    the indices.
+    """
+    members = ",".join("\n        " + text.replace("\n", "\n        ") for text in identifiers["datasets"])
+    text = describe({**identifiers, "datasets": []}.items())
+    return text.replace('"datasets": []', f'"datasets": [{members}\n    ]', 1)
+
 
 LowLevelDataset = Any
 """Source of samples: an `IndexedDataset`, or any object that the hooks of a subclass accept."""
@@ -79,7 +135,7 @@ class MegatronDataset(ABC, _Dataset):
         self._identity = (type(self).__name__, dataset_path, num_samples, index_split.name)
         names = self._key_config_attributes()
         values = [getattr(config, name) for name in names]
-        self._options = shared("options", lambda: _Options(names, values), *names, *values)
+        self._options = shared("options", lambda: _IdentityOptions(names, values), *names, *values)
         self._pad_token_id = shared(
             "padding",
             lambda: padding_id(config.tokenizer, allow_ambiguous=bool(config.allow_ambiguous_pad_tokens)),
@@ -158,13 +214,8 @@ class MegatronDataset(ABC, _Dataset):
         """Returns one sample."""
 
 
-class _Options:
-    """Configuration fields that belong to a dataset's identity, with their values as of construction.
-
-    Args:
-        names: names of the fields.
-        values: value of each field.
-    """
+class _IdentityOptions:
+    """Configuration fields that belong to a dataset's identity, with their values as of construction."""
 
     def __init__(self, names: Sequence[str], values: Sequence[Any]) -> None:
         self.named = list(zip(names, values, strict=True))

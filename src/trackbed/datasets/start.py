@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any, Final, TypeVar
 
-from trackbed.cache import Arrays, Found, LazyArrays, Request, State, build_batch, flush_later, look_up, note_use
+from trackbed.cache import Arrays, LazyArrays, LookupResult, Request, State, build_batch, flush_later, look_up, note_use
 from trackbed.errors import CacheError
 from trackbed.files.stores import is_address
 from trackbed.tokens.format import PairHeader
@@ -110,7 +110,7 @@ def open_index(request: Request, *, advice: str = "") -> Arrays:
     return arrays
 
 
-def _must_be_there(request: Request, advice: str) -> Found:
+def _must_be_there(request: Request, advice: str) -> LookupResult:
     (found,) = look_up([request])
     if found.state is not State.whole:
         what = f"found it damaged: {found.why}" if found.why else "found nothing"
@@ -119,9 +119,9 @@ def _must_be_there(request: Request, advice: str) -> Found:
     return found
 
 
-def _find_or_build(request: Request, found: Found | None) -> Found:
+def _find_or_build(request: Request, found: LookupResult | None) -> LookupResult:
     """Finds or builds one index now."""
     ((_, built),) = build_batch([request], [found])
     if built.is_built:
-        flush_later([(request.entry.own, built.stamps)])
+        flush_later([(request.entry.own_folder, built.stamps)])
     return built

@@ -1,22 +1,30 @@
 """Atomic publication of files and folders; mapping, writeback and checksums of files."""
 
-from trackbed.files.boot import boot_id
-from trackbed.files.checksum import CHUNK_BYTES, Checksum, FileSum, checksum_bytes, checksum_file, crc32
-from trackbed.files.compare import Chunk, chunks_of, compare_chunks
-from trackbed.files.flush import BackgroundFlush, flush_file_system
-from trackbed.files.index_ends import RawIndexEnds, read_index_ends
-from trackbed.files.local import is_local, is_on_this_machine, local_host_path
+from trackbed.files.checksum import (
+    CHUNK_BYTES,
+    Checksum,
+    Chunk,
+    FileSum,
+    checksum_bytes,
+    checksum_file,
+    chunks_of,
+    compare_chunks,
+    crc32,
+)
+from trackbed.files.local import boot_id, is_local, is_on_this_machine, local_host_path
 from trackbed.files.many import (
     Claim,
     FileSet,
     NewFile,
+    RawIndexEnds,
     Stamps,
     commit_file_sets,
     join_names,
+    read_index_ends,
     read_parts,
     read_stamps,
 )
-from trackbed.files.mapping import drop_pages, map_readonly, mapped_files, read_ahead
+from trackbed.files.memory_map import drop_pages, map_readonly, mapped_files, read_ahead
 from trackbed.files.publish import (
     PartialFile,
     Writer,
@@ -32,10 +40,9 @@ from trackbed.files.publish import (
     write_new,
 )
 from trackbed.files.publish_folder import commit_folder, flush_files, make_partial_folder
-from trackbed.files.regular import open_regular, read_regular
+from trackbed.files.regular import Stamp, check_stamp, open_regular, read_regular, remove_unless_changed, stamp_of
 from trackbed.files.resource_limit import DESCRIPTORS, MAPS, Holder, ResourceLimit
-from trackbed.files.stamp import Stamp, check_stamp, remove_unless_changed, stamp_of
-from trackbed.files.writeback import BackgroundWriteback, Writeback
+from trackbed.files.writeback import BackgroundFlush, BackgroundWriteback, Writeback, flush_file_system
 
 __all__ = [
     "CHUNK_BYTES",

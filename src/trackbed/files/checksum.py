@@ -1,16 +1,19 @@
-"""CRC-32 of a file in chunks of 64 MiB, so that damage can be located and chunks checked in parallel.
+"""CRC-32 of a file in chunks of 64 MiB, so that damage can be located and chunks compared in parallel.
 
 ISA-L computes it with the processor's own instructions: zlib, at 1 GB/s or less, would take longer than building an
 index.
 """
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from isal import isal_zlib
 
+from trackbed.errors import FormatError
 from trackbed.files.regular import open_regular
 
 CHUNK_BYTES: Final = 64 << 20
@@ -94,3 +97,59 @@ def checksum_file(path: Path, *, progress: Callable[[int], None] | None = None) 
             if progress is not None:
                 progress(count)
     return checksum
+
+
+_COMPARED_BYTES: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A part of a file, and its expected CRC-32."""
+
+    path: str
+    number: int
+    size_bytes: int
+    crc32: str
+
+
+def chunks_of(path: str, sums: FileSum) -> Iterator[Chunk]:
+    """Yields the chunks of the file at `path`, which has the size that its checksums state."""
+    for number, wanted in enumerate(sums.crc32):
+        size = min(CHUNK_BYTES, sums.size_bytes - number * CHUNK_BYTES)
+        yield Chunk(path, number, size, wanted)
+
+
+def compare_chunks(chunks: Iterable[Chunk]) -> Iterator[tuple[Chunk, str]]:
+    """Yields each chunk, in order, with a sentence that describes how it differs; empty if it does not."""
+    listed: Sequence[Chunk] = list(chunks)
+    if len(listed) <= 1 or sum(chunk.size_bytes for chunk in listed) <= _COMPARED_BYTES:
+        yield from zip(listed, map(_compare, listed), strict=True)
+        return
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        try:
+            yield from zip(listed, pool.map(_compare, listed), strict=True)
+        except BaseException:  # a caller that does not want the rest does not wait for it
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _compare(chunk: Chunk) -> str:
+    try:
+        crc = _crc32(chunk)
+    except FormatError as error:
+        return str(error)
+    except OSError as error:
+        return f"{chunk.path}: {error.strerror}"
+    if crc == chunk.crc32:
+        return ""
+    return f"{chunk.path}: must have the CRC-32 {chunk.crc32} in chunk {chunk.number}, found {crc}"
+
+
+def _crc32(chunk: Chunk) -> str:
+    value, left = 0, chunk.size_bytes
+    with open(open_regular(chunk.path)[0], "rb", buffering=0) as file:
+        file.seek(chunk.number * CHUNK_BYTES)
+        while left > 0 and (piece := file.read(min(left, _COMPARED_BYTES))):
+            value = crc32(piece, value)
+            left -= len(piece)
+    return f"{value:08x}"

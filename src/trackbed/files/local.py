@@ -1,4 +1,4 @@
-"""Detection of folders on local file systems, as opposed to file systems shared over a network."""
+"""This host: its boot, and the folders that no other host sees."""
 
 import os
 import re
@@ -65,3 +65,19 @@ def kind_of(mounts: Iterable[str], device: str, folder: str) -> str:
 
 def _unescaped(point: str) -> str:
     return re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), point)
+
+
+def boot_id() -> str:
+    """Identifier of the current boot of this host; empty if the system does not provide one.
+
+    The environment variable `TRACKBED_BOOT_ID` overrides it with any non-empty text.
+    """
+    return os.environ.get("TRACKBED_BOOT_ID") or _boot_id_of_system()
+
+
+@lru_cache(maxsize=1)
+def _boot_id_of_system() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""

@@ -6,9 +6,10 @@ Shapes: N files.
 """
 
 import os
+import sys
 from collections.abc import Sequence
 from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -116,17 +117,17 @@ def commit_file_sets(sets: Sequence[FileSet], *, may_be_unnamed: bool = True) ->
     Raises:
         ArgumentError: a path is empty or has a zero byte.
     """
-    files = [file for one in sets for file in one.files]
+    files = [file for file_set in sets for file in file_set.files]
     errors = np.empty(len(sets), dtype=np.int32)
     stamps = np.full((len(files), 3), -1, dtype=np.int64)
-    counts = np.array([len(one.files) for one in sets], dtype=np.int64)
+    counts = np.array([len(file_set.files) for file_set in sets], dtype=np.int64)
     _native.commit_file_sets(
         join_names([file.path for file in files]),
         join_names([file.partial for file in files]),
         np.array([-1 if file.parts is None else len(file.parts) for file in files], dtype=np.int64),
         [part for file in files for part in file.parts or ()],
         counts,
-        np.array([one.claim for one in sets], dtype=np.uint8),
+        np.array([file_set.claim for file_set in sets], dtype=np.uint8),
         may_be_unnamed,
         stamps.reshape(-1),
         errors,
@@ -147,3 +148,53 @@ def join_names(names: Sequence[str]) -> bytes:
             f"file names must not be empty or have a zero byte, found one of {len(names)} that is or has"
         )
     return joined
+
+
+_FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC
+
+
+class RawIndexEnds(NamedTuple):
+    """Parts of an `.idx` file that are read to open it, unchecked."""
+
+    stamp: tuple[int, int, int]
+    """Inode, size in bytes and time of the last write, as `read_stamps` gives them."""
+    changed_ns: int
+    """Nanoseconds since 1970 at which the file last changed in any way; this time cannot be set."""
+    head: memoryview
+    """The header and the 4 KiB that follow it."""
+    ends: memoryview
+    """`head` and the last 4 KiB of the file, which overlap in a short file."""
+    last_length: int
+    """Tokens in the last sequence. Like the two below, 0 where there is none, or the counts exceed the file."""
+    last_pointer: int
+    """Byte offset of the last sequence."""
+    last_border: int
+    """The last document border."""
+
+
+def read_index_ends(paths: Sequence[str], *, num_threads: int = 1) -> list[RawIndexEnds | OSError]:
+    """Reads the ends of `.idx` files; an OSError stands for one that cannot be read. Takes 8 KiB of memory a file.
+
+    Args:
+        paths: `[N]` files.
+        num_threads: at least 1; on a network file system most of them wait.
+
+    Raises:
+        ArgumentError: a path is empty or has a zero byte.
+    """
+    joined = join_names(paths)
+    for path in paths:
+        sys.audit("open", path, None, _FLAGS)
+    content = np.empty((len(paths), _native.INDEX_ENDS_BYTES), dtype=np.uint8)
+    words = np.empty((len(paths), _native.INDEX_ENDS_WORDS), dtype=np.int64)
+    _native.read_index_ends(joined, content.reshape(-1), words.reshape(-1), max(num_threads, 1), current_poll(None))
+    results: list[RawIndexEnds | OSError] = []
+    for path, raw, (error, inode, size, modified, changed, head, tail, *numbers) in zip(
+        paths, content, words.tolist(), strict=True
+    ):
+        if error:
+            results.append(OSError(error, os.strerror(error), path))
+        else:
+            stamp, ends = (inode, size, modified), raw[: head + tail].data
+            results.append(RawIndexEnds(stamp, changed, raw[:head].data, ends, *numbers))
+    return results

@@ -91,6 +91,7 @@ def write_new(path: str | Path, *parts: bytes | memoryview) -> Checksum:
     try:
         for view in views:
             checksum.update(view)
+        # A full disk or a signal may end a write early. The next one writes the rest, or raises the error.
         while views:
             written = os.writev(descriptor, views)
             while views and written >= len(views[0]):
@@ -116,6 +117,8 @@ def claim(partial: str, final: str) -> bool:
     Of several processes that claim one name, on any host, one succeeds. The exception is a file system without hard
     links, where two processes that claim it at the same moment may both get True.
     """
+    # A link fails where the name exists, also if another host has just made it; a rename would replace the other file.
+    # To look first and rename then, as below, leaves a moment in which two processes find the name free.
     try:
         os.link(partial, final)
     except FileExistsError:
@@ -127,6 +130,7 @@ def claim(partial: str, final: str) -> bool:
             return False
         publish(partial, final)
         return True
+    # Killed before this call, a process leaves two names of one file. The partial name goes with those of dead writers.
     os.unlink(partial)
     return True
 
@@ -180,7 +184,7 @@ def find_partials(directory: Path, *, final_name: str = "") -> list[PartialFile]
     Raises:
         OSError: the folder cannot be read.
     """
-    found = []
+    partials = []
     for name in sorted(os.listdir(directory)):
         writer = _WRITER.search(name)
         if writer is None:
@@ -188,12 +192,16 @@ def find_partials(directory: Path, *, final_name: str = "") -> list[PartialFile]
         begin = name[: writer.start()]
         if final_name and begin not in (final_name, _shortened(final_name, writer[0])):
             continue
+        # On another host, or in another container, the number says nothing: a writer there may be in the middle of its
+        # file.
         state = Writer.elsewhere
         if writer["host"] == _host():
+            # The number of a dead writer may be another process's by now. Its start time tells them apart; otherwise
+            # the files of a killed job would stay as long as that process lives.
             is_alive = _start_of(int(writer["pid"])) == int(writer["start"])
             state = Writer.living if is_alive else Writer.dead
-        found.append(PartialFile(f"{directory}/{name}", begin, state))
-    return found
+        partials.append(PartialFile(f"{directory}/{name}", begin, state))
+    return partials
 
 
 @lru_cache(maxsize=1)

@@ -133,14 +133,14 @@ def _is_to_be_replaced(path: Path, final: Path, may_replace: Callable[[Path], bo
     except FileNotFoundError:
         return False
     if not stat.S_ISDIR(mode):
-        found = "a symbolic link" if stat.S_ISLNK(mode) else "a file"
+        present = "a symbolic link" if stat.S_ISLNK(mode) else "a file"
     elif may_replace(path):
         return True
     else:
-        found = "a folder with other content"
+        present = "a folder with other content"
     raise FileExistsError(
         errno.EEXIST,
-        f"must be free, an empty folder, or an earlier one that may be replaced, found {found}",
+        f"must be free, an empty folder, or an earlier one that may be replaced, found {present}",
         str(final),
     )
 

@@ -23,11 +23,9 @@ from trackbed.errors import ArgumentError
 from trackbed.files.stores.waiting import ends_with
 from trackbed.kernels import FetchedBytes
 from trackbed.kernels.integers import check_at_least
-from trackbed.loading.counted import BatchSampler, CountedBatches
 from trackbed.loading.device import DeviceBatch, DeviceCopies, on_device, with_index
-from trackbed.loading.fetch_ahead import fetch_ahead
-from trackbed.loading.position import check_data, check_mapping
-from trackbed.loading.read_ahead import ReadAhead
+from trackbed.loading.position import BatchSampler, CountedBatches, check_data, check_mapping
+from trackbed.loading.read_ahead import ReadAhead, fetch_ahead
 from trackbed.loading.ring import Ring
 from trackbed.loading.samplers import Positioned
 
@@ -152,19 +150,19 @@ class BatchStream:
     def _next(self, run: ReadAhead[_PreparedBatch]) -> Batch | None:
         """The next batch, or None at the end. Updates the counters."""
         started = time.perf_counter()
-        made = next(run, None)
+        prepared = next(run, None)
         stall = time.perf_counter() - started
-        if made is None:
+        if prepared is None:
             self._run = None if self._run is run else self._run  # the sampler keeps its position
             return None
         counters = self.counters
         counters.batches += 1
-        counters.samples += made.num_samples
+        counters.samples += prepared.num_samples
         counters.last_stall_seconds = stall
         counters.stall_seconds += stall
-        counters.tokens += made.tokens
-        self._state = made.state
-        return made.batch.wait() if isinstance(made.batch, DeviceBatch) else made.batch
+        counters.tokens += prepared.tokens
+        self._state = prepared.state
+        return prepared.batch.wait() if isinstance(prepared.batch, DeviceBatch) else prepared.batch
 
     def _leave(self, run: ReadAhead[_PreparedBatch]) -> None:
         """Ends an iteration, and resets the sampler to the last returned batch.
@@ -230,18 +228,18 @@ class BatchStream:
         else:
             self.sampler.load_state_dict(state)
 
-    def _make(self, left: Flag, device: int | None) -> Iterator[_PreparedBatch]:
-        """Gathers the batches, usually on the prefetch thread, until `left` is set.
+    def _make(self, ended: Flag, device: int | None) -> Iterator[_PreparedBatch]:
+        """Gathers the batches, usually on the prefetch thread, until `ended` is set.
 
         Args:
-            left: set when the iteration is left.
+            ended: set when the iteration is left.
             device: current CUDA device of the thread that iterates; None if no device is used.
         """
         copies = None if self._device is None else self._copies_to(with_index(self._device, device))
         jobs = ((indices, self._position()) for indices in self.sampler)
-        with contextlib.closing(self._with_bytes(jobs, left)) as ready:
+        with contextlib.closing(self._with_bytes(jobs, ended)) as ready:
             for job, fetched in ready:
-                yield self._prepared(job, fetched, left, device, copies)
+                yield self._prepared(job, fetched, ended, device, copies)
 
     def _copies_to(self, device: torch.device) -> DeviceCopies:
         if device not in self._copies:
@@ -287,7 +285,7 @@ class BatchStream:
         return free if free is not None else self.dataset.empty_batch(size, pinned=self._pinned)
 
     def _tokens(self, batch: Batch) -> Any:
-        """`[K]` number of tokens of each dataset in a batch, of T5 those of the encoder."""
+        """`[K]` number of tokens of each dataset in a batch; of T5, tokens of the encoder."""
         tokens = next((batch[name] for name in _TEXTS if name in batch), torch.empty((batch.size, 0)))
         if len(self.counters.tokens) == 1 or "dataset_id" not in batch:
             return tokens.numel()

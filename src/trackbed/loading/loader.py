@@ -1,7 +1,6 @@
 """Loader of this rank's batches: `trackbed.BatchLoader`."""
 
 import os
-from collections.abc import Iterator
 from types import NoneType
 
 import numpy as np
@@ -14,20 +13,8 @@ from trackbed.datasets.blend.dataset import SplitDataset
 from trackbed.errors import ArgumentError
 from trackbed.kernels.integers import check_at_least
 from trackbed.loading.batch_stream import BatchStream
-from trackbed.loading.samplers import MegatronPretrainingSampler
+from trackbed.loading.samplers import Passes
 from trackbed.plural import number_of
-
-
-class _Passes(MegatronPretrainingSampler):
-    """Sampler of passes over the dataset: after one that has ended, wherever it began, the next one is whole."""
-
-    def __iter__(self) -> Iterator[list[int]]:
-        """Iterates over the micro batches of this rank, from the position to the end of the pass."""
-        left = self.total_samples - self.consumed_samples
-        if left < (self.micro_batch_times_data_parallel_size if self.drop_last else 1):
-            self.consumed_samples = 0
-        yield from super().__iter__()
-        self.consumed_samples = self._yielded
 
 
 class BatchLoader(BatchStream):
@@ -114,7 +101,7 @@ class BatchLoader(BatchStream):
                 f"dataset must have at least {number_of(self._step, 'sample')}, one step of {number_of(size, 'rank')} "
                 f"with batch_size {batch_size}, found {len(dataset):,}; drop_last=False returns them"
             )
-        sampler = _Passes(
+        sampler = Passes(
             len(dataset),
             consumed_samples,
             batch_size,

@@ -1,11 +1,12 @@
-"""The position of a run in the data as checkpoint state, with the identity of the data and of the order."""
+"""The position of a run in the data as checkpoint state: with the identity of the data and of the order, or a count."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
+from itertools import islice
 from operator import index
-from typing import Any, Final
+from typing import Any, Final, Protocol, runtime_checkable
 
 from trackbed.datasets.identity import DataChecksum, Identity
 from trackbed.errors import ArgumentError
@@ -43,7 +44,7 @@ class Position:
         return {"version": VERSION, **values}
 
     def resumed(self, state: Mapping[str, Any], *, identity: Identity | None = None) -> "Position":
-        """This position, moved to that of `state`.
+        """This position, moved to the samples that `state` says.
 
         Args:
             state: the saved position.
@@ -104,7 +105,7 @@ def check_data(state: Mapping[str, Any], data: DataChecksum) -> None:
             "a position with a fingerprint must have a data_checksum, found none, as development versions saved it; to "
             f"read on from there, give a new loader consumed_samples={state.get('consumed_samples')!r}"
         )
-    elif saved == (found := data.confirm(state)):
+    elif saved == (checksum := data.confirm(state)):
         if None not in (state.get("data_stamps"), data.stamps) and state["data_stamps"] != data.stamps:
             logger.warning(
                 "resuming over objects that were written anew since the position was saved: their documents have the "
@@ -112,7 +113,7 @@ def check_data(state: Mapping[str, Any], data: DataChecksum) -> None:
             )
     else:
         raise ArgumentError(
-            f"a run can resume only with unchanged data: data_checksum was {saved!r}, found {found!r}; "
+            f"a run can resume only with unchanged data: data_checksum was {saved!r}, found {checksum!r}; "
             "the files were rewritten with other documents or in another order"
         )
 
@@ -120,3 +121,61 @@ def check_data(state: Mapping[str, Any], data: DataChecksum) -> None:
 @cache
 def _names() -> tuple[str, ...]:
     return tuple(field.name for field in fields(Position))
+
+
+_COUNT_VERSION: Final = 1
+
+
+@runtime_checkable
+class BatchSampler(Protocol):
+    """Iterates over the indices of batches from its position on, and exposes that position as state."""
+
+    def __iter__(self) -> Iterator[Sequence[int]]:
+        """Iterates over the indices of each batch."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Position after the last yielded batch."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Resumes from a position."""
+        ...
+
+
+class CountedBatches:
+    """Batches of an iterable without a position of its own, whose position is the number of yielded batches.
+
+    Args:
+        batches: iterable that yields the same batches each time. It is restarted after the last one.
+
+    >>> counted = CountedBatches([[0, 1], [2, 3], [4, 5]])
+    >>> counted.load_state_dict({"version": 1, "batches": 1})
+    >>> list(counted), list(counted)
+    ([[2, 3], [4, 5]], [[0, 1], [2, 3], [4, 5]])
+    """
+
+    def __init__(self, batches: Iterable[Sequence[int]]) -> None:
+        self._batches = batches
+        self._yielded = 0
+        self._begin = 0
+
+    def __iter__(self) -> Iterator[Sequence[int]]:
+        """Iterates over the batches from the position on."""
+        self._yielded, self._begin = self._begin, 0
+        for batch in islice(self._batches, self._yielded, None):
+            self._yielded += 1
+            yield batch
+
+    def state_dict(self) -> dict[str, Any]:
+        """Number of yielded batches."""
+        return {"version": _COUNT_VERSION, "batches": self._yielded}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Resumes after the number of batches in `state`."""
+        check_mapping(state)
+        if state.get("version") != _COUNT_VERSION or not isinstance(state.get("batches"), int) or state["batches"] < 0:
+            raise ArgumentError(
+                f"the state of batches must have version {_COUNT_VERSION} and a number of batches, found {dict(state)}"
+            )
+        self._yielded = self._begin = state["batches"]

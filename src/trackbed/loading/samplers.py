@@ -178,6 +178,18 @@ class MegatronPretrainingSampler(Positioned):
         )
 
 
+class Passes(MegatronPretrainingSampler):
+    """Sampler of passes over the dataset: after one that has ended, wherever it began, the next one is whole."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """Iterates over the micro batches of this rank, from the position to the end of the pass."""
+        left = self.total_samples - self.consumed_samples
+        if left < (self.micro_batch_times_data_parallel_size if self.drop_last else 1):
+            self.consumed_samples = 0
+        yield from super().__iter__()
+        self.consumed_samples = self._yielded
+
+
 def _seed_of(order: str) -> int | None:
     """Seed of the shuffle of the ranks that an order names; None if it names none."""
     found = _SHUFFLED.fullmatch(order)

@@ -13,12 +13,12 @@ import logging
 import re
 import sys
 from collections.abc import Collection
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from trackbed.errors import ArgumentError, TrackbedError
+from trackbed.lazy_names import lazy_attributes
 from trackbed.megatron.finder import Finder, importers_of
 from trackbed.megatron.table import MODULES, PARTS, part_of
 from trackbed.version import __version__
@@ -120,23 +120,19 @@ _logger = logging.getLogger("trackbed")
 _IMPORTED_BY_CORE: Final = ("distributed", "dist_checkpointing")
 """Parts that `import megatron.core` imports."""
 
-_LAZY_NAMES: Final = {
-    name: source
-    for path, names in MODULES.items()
-    if part_of(path) in ("dist_checkpointing", "distributed")
-    for name, source in names.items()
-    if name in __all__
-}
-"""`module:name` of the names that are imported on first use, as a program with data alone uses none of them."""
+# A program with data alone uses none of these names: the modules of the other two parts are not imported for it.
+__getattr__ = lazy_attributes(
+    __name__,
+    {
+        name: source.partition(":")[0]
+        for path, names in MODULES.items()
+        if part_of(path) in ("dist_checkpointing", "distributed")
+        for name, source in names.items()
+        if name in __all__
+    },
+)
 
 sys.meta_path.insert(0, Finder(f"{__name__}.core", MODULES))
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _LAZY_NAMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module, _, attribute = _LAZY_NAMES[name].partition(":")
-    return getattr(import_module(module), attribute)
 
 
 def __dir__() -> list[str]:

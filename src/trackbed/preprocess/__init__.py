@@ -1,5 +1,6 @@
 """Tokenisation of raw text (JSON lines, plain text, Parquet) to indexed files on all cores, and the tools around it."""
 
+from trackbed.datasets.tokenizers.fastokens import open_fastest_tokenizer
 from trackbed.datasets.tokenizers.kinds import BYTES, open_tokenizer
 from trackbed.preprocess.config import ImagesConfig, PreprocessConfig, available_cores, output_prefix
 from trackbed.preprocess.engines import FailedAttempt
@@ -9,7 +10,6 @@ from trackbed.preprocess.pipeline import preprocess
 from trackbed.preprocess.report import Output, Report
 from trackbed.preprocess.splitter import SENTENCEX, SentenceSplitter, open_splitter
 from trackbed.preprocess.tokenise import BatchTokenizer, FlatTokenizer
-from trackbed.preprocess.tokenizer import open_fastest_tokenizer
 from trackbed.preprocess.train_tokenizer import TrainedTokenizer, TrainingConfig, train_tokenizer
 
 __all__ = [

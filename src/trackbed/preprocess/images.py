@@ -32,7 +32,7 @@ _BY_THE_RECORD: Final = {
     errno.EACCES,
     errno.EPERM,
 }
-"""Errors of a file that a record should not have named, unlike those of a disk or network."""
+"""Errors of a file that a record should not have named, unlike errors of a disk or network."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,16 +69,16 @@ class ImageFolder:
             if size > self.max_bytes:
                 raise RecordError(f"the image {name!r} must have at most {self.max_bytes:,} bytes, found {size:,}")
             padding = -size % _WORD_BYTES
-            found = np.zeros(1 + (size + padding) // _WORD_BYTES, dtype="<i4")
-            found[0] = padding
-            view = found[1:].view(np.uint8).data[:size]
+            words = np.zeros(1 + (size + padding) // _WORD_BYTES, dtype="<i4")
+            words[0] = padding
+            view = words[1:].view(np.uint8).data[:size]
             while view and (count := file.readinto(view)):
                 view = view[count:]
             if len(view) or file.read(1):
                 raise RecordError(
                     f"the image {name!r} must keep its {size:,} bytes while it is read, found another size"
                 )
-        return found
+        return words
 
     def _locate(self, name: str) -> Path:
         parts = PurePosixPath(name).parts

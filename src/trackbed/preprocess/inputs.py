@@ -1,4 +1,7 @@
-"""Input files of preprocessing, and their formats: JSON lines, plain text or Parquet, optionally compressed."""
+"""Input files of preprocessing, their formats, and the segments of files that workers read records from.
+
+Formats are JSON lines, plain text and Parquet, the first two optionally compressed.
+"""
 
 import logging
 import os
@@ -13,10 +16,18 @@ from trackbed.datasets.extras import require
 from trackbed.errors import ArgumentError
 from trackbed.files.stores import Address, is_address, lost_address_hint
 from trackbed.plural import number_of
-from trackbed.preprocess.folder_walk import FolderWalk, LeftOut, Reason, dead_link
+from trackbed.preprocess.find_inputs import (
+    FolderWalk,
+    LeftOut,
+    Reason,
+    contents_of,
+    dead_link,
+    find_objects,
+    is_own_file,
+    is_work_file,
+    stamps_of,
+)
 from trackbed.preprocess.known_data import MAX_POINTER_BYTES, MIN_POINTER_BYTES, refuse_pointer, unread_name
-from trackbed.preprocess.store_inputs import contents_of, find_objects, stamps_of
-from trackbed.preprocess.work_files import is_own_file, is_work_file
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +88,7 @@ class InputFile:
     version: str = field(default="", compare=False)
     """Modification time in nanoseconds, or tag of the object, at planning time: changes when it is written again."""
     address: Address | None = None
-    """Address of an object; None for a file on a disk. The path of an object is that of its key."""
+    """Address of an object; None for a file on a disk. The path of an object is its key."""
     identity: FileIdentity | None = field(default=None, compare=False)
     """Device, inode, size and modification time of a file on a disk: the same under each of its names."""
 
@@ -88,7 +99,7 @@ class InputFile:
 
     @property
     def is_packed(self) -> bool:
-        """True if its stored bytes are not those of its text."""
+        """True if its stored bytes are not its text's."""
         return self.compression is not Compression.NONE or self.format is InputFormat.PARQUET
 
     def with_absolute_path(self) -> "InputFile":
@@ -105,7 +116,7 @@ class Inputs:
 
     @property
     def left_out(self) -> int:
-        """Number of files in folders whose suffix is not that of a format."""
+        """Number of files in folders whose suffix is of no known format."""
         return sum(one.reason is Reason.UNKNOWN_SUFFIX for one in self.skipped)
 
     def names_by_format(self) -> dict[str, tuple[str, ...]]:
@@ -131,12 +142,12 @@ def find_inputs(paths: Iterable[Path | str], *, input_format: InputFormat | None
         input_format: format of every file; None to take it from each file's suffix.
     """
     walk = FolderWalk()
-    found: list[InputFile] = []
+    files: list[InputFile] = []
     skipped: list[LeftOut] = []
     seen: set[Hashable] = set()
     for name in paths:
         given, is_folder = _inputs_at(name, input_format, walk)
-        first = len(found)
+        first = len(files)
         skipped += given.skipped
         for file in given.files:
             identity = _identity_of(file)
@@ -144,14 +155,14 @@ def find_inputs(paths: Iterable[Path | str], *, input_format: InputFormat | None
                 skipped.append(LeftOut(file.name, Reason.GIVEN_TWICE))
             else:
                 seen.add(identity)
-                found.append(file)
+                files.append(file)
         if is_folder:
-            _tell_if_mixed(str(name), found[first:])
-    if not found:
+            _tell_if_mixed(str(name), files[first:])
+    if not files:
         loops = any(one.reason is Reason.GIVEN_TWICE for one in skipped)
         what = "links to the folders that hold them" if loops else "the work of unfinished runs"
         raise ArgumentError(f"inputs must name at least one file to read, found only {what}")
-    return Inputs(tuple(found), tuple(skipped))
+    return Inputs(tuple(files), tuple(skipped))
 
 
 def _inputs_at(name: Path | str, input_format: InputFormat | None, walk: FolderWalk) -> tuple[Inputs, bool]:
@@ -169,34 +180,36 @@ def _inputs_at(name: Path | str, input_format: InputFormat | None, walk: FolderW
 
 def _files_below(folder: Path, input_format: InputFormat | None, walk: FolderWalk) -> Inputs:
     files, skipped = walk.files_below(folder)
-    wanted = []
+    paths = []
     for path in files:
         if is_own_file(path):
             skipped.append(LeftOut(str(path), Reason.WRITTEN_BY_TRACKBED))
         elif input_format is None and not _is_readable(*_kind(path.name)):
             skipped.append(LeftOut(str(path), Reason.UNKNOWN_SUFFIX))
         else:
-            wanted.append(path)
-    if not wanted and not any(one.reason is Reason.GIVEN_TWICE for one in skipped):
+            paths.append(path)
+    if not paths and not any(one.reason is Reason.GIVEN_TWICE for one in skipped):
         kinds = f"files that end in {', '.join(_FORMATS_BY_SUFFIX)}" if input_format is None else "files to read"
         raise ArgumentError(f"{folder}: a folder must have {kinds}, found {_listed(skipped)}")
-    return Inputs(tuple(_describe(path, input_format) for path in wanted), tuple(skipped))
+    return Inputs(tuple(_describe(path, input_format) for path in paths), tuple(skipped))
 
 
-def _objects_at(text: str, wanted: InputFormat | None, walk: FolderWalk) -> tuple[Inputs, bool]:
+def _objects_at(text: str, asked_format: InputFormat | None, walk: FolderWalk) -> tuple[Inputs, bool]:
     """Returns the inputs at an address; the flag is True for a folder of objects."""
     listed = find_objects(text, walk)
     addresses, skipped = [], list(listed.left_out)
-    for one in listed.addresses:
-        if listed.is_folder and wanted is None and not _is_readable(*_kind(Path(one.key).name)):
-            skipped.append(LeftOut(one.text, Reason.UNKNOWN_SUFFIX))
+    for listed_address in listed.addresses:
+        if listed.is_folder and asked_format is None and not _is_readable(*_kind(Path(listed_address.key).name)):
+            skipped.append(LeftOut(listed_address.text, Reason.UNKNOWN_SUFFIX))
         else:
-            addresses.append(one)
-    if not addresses and not any(one.reason is Reason.GIVEN_TWICE for one in skipped):
+            addresses.append(listed_address)
+    if not addresses and not any(left_out.reason is Reason.GIVEN_TWICE for left_out in skipped):
         raise ArgumentError(f"{text}: a folder must have files to read, found {_listed(skipped)}")
-    described = [(address, *_format_of(address.text, Path(address.key).name, wanted)) for address in addresses]
+    described = [(address, *_format_of(address.text, Path(address.key).name, asked_format)) for address in addresses]
     stamps = list(stamps_of(addresses))
-    small = [one for one in zip(addresses, stamps, strict=True) if _may_be_pointer(one[1].size_bytes)]
+    small = [
+        (address, stamp) for address, stamp in zip(addresses, stamps, strict=True) if _may_be_pointer(stamp.size_bytes)
+    ]
     for (address, _), content in zip(small, contents_of(small), strict=True):
         refuse_pointer(address.text, content)
     files = tuple(
@@ -206,7 +219,7 @@ def _objects_at(text: str, wanted: InputFormat | None, walk: FolderWalk) -> tupl
     return Inputs(files, tuple(skipped)), listed.is_folder
 
 
-def _describe(path: Path, wanted: InputFormat | None) -> InputFile:
+def _describe(path: Path, asked_format: InputFormat | None) -> InputFile:
     if not path.is_file():
         if path.is_symlink() and not path.exists():
             raise dead_link(path)
@@ -214,7 +227,7 @@ def _describe(path: Path, wanted: InputFormat | None) -> InputFile:
         raise ArgumentError(f"{path}: an input must be a file or a folder, found {state}{lost_address_hint(path)}")
     if is_own_file(path):
         raise ArgumentError(f"{path}: an input must hold texts, found a file of a tokenised pair")
-    input_format, compression = _format_of(str(path), path.name, wanted)
+    input_format, compression = _format_of(str(path), path.name, asked_format)
     status = path.stat()
     if _may_be_pointer(status.st_size):
         refuse_pointer(str(path), path.read_bytes())
@@ -307,3 +320,58 @@ def _kind(name: str) -> tuple[InputFormat | None, Compression]:
 
 def _is_readable(input_format: InputFormat | None, compression: Compression) -> bool:
     return input_format is not None and (input_format is not InputFormat.PARQUET or compression is Compression.NONE)
+
+
+@dataclass(frozen=True, slots=True)
+class InputSegment:
+    """The lines that start in bytes `[start, stop)` of a file; for a plain text, the whole file.
+
+    Planning such ranges needs no search for line ends: the reader of a segment starts after the first line end at or
+    after `start - 1`, and continues to the end of its last line.
+    """
+
+    file: InputFile
+    start: int
+    stop: int
+
+    @property
+    def text_bytes(self) -> int:
+        """Estimate of the work, in bytes of text."""
+        return self.stop - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class TextBlock(InputSegment):
+    """Whole lines of a compressed file, or all of its text. `[start, stop)` are the compressed bytes that it covers."""
+
+    text: bytes
+
+    @property
+    def text_bytes(self) -> int:
+        """Bytes of the text."""
+        return len(self.text)
+
+
+@dataclass(frozen=True, slots=True)
+class LongRecord(InputSegment):
+    """A line or plain text of a compressed file that exceeds the record limit. Its text was skipped."""
+
+    @property
+    def text_bytes(self) -> int:
+        """Always 0, as there is nothing to tokenise."""
+        return 0
+
+
+@dataclass(frozen=True, slots=True)
+class RowGroup(InputSegment):
+    """Rows of a Parquet file. `[start, stop)` is a share of the file size, proportional to the size of the group."""
+
+    number: int
+    """Index of the row group in its file."""
+    uncompressed_bytes: int
+    """Uncompressed size of all columns of the group."""
+
+    @property
+    def text_bytes(self) -> int:
+        """Bytes of all columns, an upper bound on the bytes of the requested columns."""
+        return self.uncompressed_bytes

@@ -56,7 +56,7 @@ class Inspection:
     """Tokens in the shortest document; 0 if there are no documents."""
     longest: int
     histogram: tuple[LengthBin, ...]
-    """`[B]` bins from that of the shortest document to that of the longest, without gaps."""
+    """`[B]` bins without gaps: the first one has the shortest document, the last one the longest."""
     modes: dict[int, int]
     """Number of sequences of each mode; empty for a pair without modes."""
 

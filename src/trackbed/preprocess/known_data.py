@@ -81,21 +81,21 @@ def unread_name(name: str) -> tuple[str, str] | None:
     return _UNREAD.get(suffixes[0]) if suffixes else None
 
 
-class _Kind(NamedTuple):
+class _PointerKind(NamedTuple):
     content: re.Pattern[bytes]
     program: str
     command: str
 
 
 _KINDS: Final = (
-    _Kind(
+    _PointerKind(
         re.compile(
             rb"version https?://(git-lfs|hawser)\.github\.com/spec/v\d+\s.*\boid sha256:[0-9a-f]{64}\b", re.DOTALL
         ),
         "Git LFS",
         "git lfs pull",
     ),
-    _Kind(re.compile(rb"/annex/objects/\S+-s\d+\S*--\S+\s*"), "git-annex", "git annex get"),
+    _PointerKind(re.compile(rb"/annex/objects/\S+-s\d+\S*--\S+\s*"), "git-annex", "git annex get"),
 )
 MIN_POINTER_BYTES: Final = 48
 MAX_POINTER_BYTES: Final = 1023

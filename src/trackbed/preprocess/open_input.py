@@ -1,14 +1,20 @@
-"""Opening inputs, on a disk or in an object store."""
+"""Opening inputs, on a disk or in an object store, and sequential readers of compressed ones."""
 
+import gzip
 import io
 import os
-from collections.abc import Iterable
-from typing import BinaryIO, Final
+import zlib
+from collections.abc import Iterable, Iterator
+from typing import Any, BinaryIO, Final
 
+from isal import igzip, igzip_lib
+
+from trackbed.datasets.extras import require
 from trackbed.errors import FormatError
 from trackbed.files import stores
 from trackbed.files.stores import Address, ObjectRange, ObjectStamp
-from trackbed.preprocess.inputs import InputFile
+from trackbed.preprocess.inputs import Compression, InputFile, LongRecord, TextBlock
+from trackbed.preprocess.known_data import GZIP, HEAD_BYTES, ZSTANDARD, begins_as, kind_of
 
 _OBJECT_CHUNK_BYTES: Final = 16 << 20
 """Text per chunk of an object, so that the latency of a store matters little."""
@@ -100,3 +106,207 @@ class _ObjectReader(io.RawIOBase):
         parts = stores.fetch(ranges)
         self._block = parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
         self._block_start = self._position
+
+
+_READ_BYTES: Final = 1 << 20
+_STEP_BYTES: Final = 4 << 10  # decompressed per step: zstandard expands data up to 32,768 times
+_MAX_WINDOW_BYTES: Final = 2 << 30  # the largest that zstandard reads; a decompressor takes the memory that it needs
+# Causes, in the words of the libraries.
+_OTHER_DATA: Final = ("Not a gzipped file", "Unknown frame descriptor")
+_LARGE_WINDOW: Final = "requires too much memory"
+_NO_MEMORY: Final = "not enough memory"
+_DICTIONARY: Final = "Dictionary mismatch"
+_CHECKSUM: Final = ("CRC check failed", "Incorrect length of data", "doesn't match checksum")
+
+
+def read_blocks(file: InputFile, block_bytes: int, *, max_line_bytes: int) -> Iterator[TextBlock | LongRecord]:
+    """Yields the text of a compressed file in blocks of whole lines, and a `LongRecord` for each line that is too long.
+
+    At most `max_line_bytes` of a long line are held in memory.
+
+    Args:
+        file: compressed file of lines.
+        block_bytes: size at which a block ends with its current line, at least 1.
+        max_line_bytes: maximum size of a line without its end, at least 1.
+    """
+    with open_input(file) as raw:
+        lines = _LineBuffer(max_line_bytes)
+        start = 0
+        for data in _decompressed(file, raw):
+            for text in lines.split(data, block_bytes):
+                stop = raw.tell()
+                yield LongRecord(file, start, stop) if text is None else TextBlock(file, start, stop, text)
+                start = stop
+        rest = lines.rest()
+        if rest or start < file.size_bytes:
+            yield TextBlock(file, start, file.size_bytes, rest)
+
+
+def read_whole(file: InputFile, *, max_bytes: int) -> TextBlock | LongRecord:
+    """Reads all text of a compressed file; returns a `LongRecord` if it has more than `max_bytes` bytes."""
+    with open_input(file) as raw:
+        parts: list[bytes] = []
+        filled = 0
+        for data in _decompressed(file, raw):
+            parts.append(data)
+            filled += len(data)
+            if filled > max_bytes:
+                return LongRecord(file, 0, file.size_bytes)
+        return TextBlock(file, 0, file.size_bytes, b"".join(parts))
+
+
+class _LineBuffer:
+    """Buffer that turns decompressed data into blocks of whole lines.
+
+    Args:
+        max_line_bytes: maximum size of a line without its end.
+    """
+
+    def __init__(self, max_line_bytes: int) -> None:
+        self._max = max_line_bytes
+        self._lines: list[bytes] = []  # complete lines
+        self._lines_bytes = 0
+        self._open: list[bytes] = []  # beginning of the incomplete line
+        self._open_bytes = 0
+        self._is_long = False
+        """True inside a line that is too long, whose data is dropped."""
+
+    def split(self, data: bytes, block_bytes: int) -> Iterator[bytes | None]:
+        """Adds data. Yields blocks of whole lines, and None for each line that is too long."""
+        cut = data.rfind(b"\n") + 1
+        first = data.find(b"\n") + 1
+        if not cut:
+            yield from self._extend(data)
+            return
+        if self._is_long:
+            self._is_long = False
+        else:
+            yield from self._extend(data[: first - 1])
+            if self._is_long:
+                self._is_long = False
+            else:
+                self._take([*self._open, b"\n"])
+        self._open, self._open_bytes = [], 0
+        yield from self._whole_lines(data[first:cut])
+        if self._lines_bytes >= block_bytes:
+            yield self._flush()
+        yield from self._extend(data[cut:])
+
+    def rest(self) -> bytes:
+        """Returns the remaining text at the end of the file."""
+        self._take(self._open)
+        self._open, self._open_bytes = [], 0
+        return self._flush()
+
+    def _extend(self, data: bytes) -> Iterator[bytes | None]:
+        """Adds data to the incomplete line."""
+        if self._is_long:
+            return
+        self._open.append(data)
+        self._open_bytes += len(data)
+        if self._open_bytes > self._max:
+            self._open, self._open_bytes, self._is_long = [], 0, True
+            if self._lines_bytes:
+                yield self._flush()
+            yield None
+
+    def _whole_lines(self, text: bytes) -> Iterator[bytes | None]:
+        """Adds lines with their ends; scans them one by one only while a line can be too long."""
+        start = 0
+        while len(text) - start > self._max and start < len(text):
+            stop = text.find(b"\n", start) + 1
+            if stop - 1 - start > self._max:
+                if self._lines_bytes:
+                    yield self._flush()
+                yield None
+            else:
+                self._take([text[start:stop]])
+            start = stop
+        self._take([text[start:]])
+
+    def _take(self, parts: list[bytes]) -> None:
+        self._lines += parts
+        self._lines_bytes += sum(map(len, parts))
+
+    def _flush(self) -> bytes:
+        text = b"".join(self._lines)
+        self._lines, self._lines_bytes = [], 0
+        return text
+
+
+def _decompressed(file: InputFile, raw: BinaryIO) -> Iterator[bytes]:
+    decompress = {Compression.GZIP: _gunzip, Compression.ZSTANDARD: _unzstd}[file.compression]
+    library: Any = igzip_lib  # untyped
+    failures: tuple[type[Exception], ...] = (EOFError, zlib.error, gzip.BadGzipFile, library.IsalError)
+    if file.compression is Compression.ZSTANDARD:
+        failures = (EOFError, require("zstandard", where=file.name).ZstdError)
+    try:
+        yield from decompress(file, raw)
+    except failures as error:
+        place = raw.tell()
+        raw.seek(0)
+        raise FormatError(f"{file.name}: {_cause(file, error, place, raw.read(HEAD_BYTES))}") from error
+
+
+def _cause(file: InputFile, error: Exception, position: int, head: bytes) -> str:
+    """Returns what must hold of a file that cannot be decompressed, what was found, and what to do.
+
+    Args:
+        file: the file.
+        error: error of the library.
+        position: byte up to which the file was read.
+        head: first bytes of the file.
+    """
+    suffix, words = file.compression.value, str(error)
+    kind = {Compression.GZIP: GZIP, Compression.ZSTANDARD: ZSTANDARD}[file.compression]
+    if not begins_as(head, kind):
+        found = kind_of(head) or "other data"
+        way = f"take {suffix} off its name" if found == "plain text" else "give it the name that fits, or decompress it"
+        return f"a file that ends in {suffix} must hold {kind}, found {found}: {way}"
+    if any(sign in words for sign in _OTHER_DATA):
+        return f"{kind} must go on to the end of the file, found other data before byte {position:,}: cut it off there"
+    if _LARGE_WINDOW in words:
+        return "a window must have at most 2 GiB (zstd --long=31), found a frame with a larger one: compress it again"
+    if _NO_MEMORY in words:
+        return f"the window of its frame must fit into memory, found too little free before byte {position:,}"
+    if _DICTIONARY in words:
+        return (
+            "a frame must need no dictionary, found one that does: decompress it with zstd -d -D DICTIONARY, or "
+            "compress it again without one"
+        )
+    if any(sign in words for sign in _CHECKSUM):
+        return (
+            f"the data must have the checksum that is stored with them, found another before byte "
+            f"{position:,} ({words}): the file is damaged; copy or download it again"
+        )
+    return f"must be a complete {suffix} file, found at byte {position}: {words}; copy or download it again"
+
+
+def _gunzip(_file: InputFile, raw: BinaryIO) -> Iterator[bytes]:
+    library: Any = igzip  # untyped
+    with library.IGzipFile(fileobj=raw) as decompressed:
+        while data := decompressed.read(_READ_BYTES):
+            yield data
+
+
+def _unzstd(file: InputFile, raw: BinaryIO) -> Iterator[bytes]:
+    """Yields the decompressed data. Avoids the file reader of the library, which accepts a truncated file."""
+    library = require("zstandard", where=file.name)
+    frame = None
+    for data in _slices(raw):
+        while data:
+            frame = frame or library.ZstdDecompressor(max_window_size=_MAX_WINDOW_BYTES).decompressobj()
+            yield frame.decompress(data)
+            data = frame.unused_data
+            if frame.eof:
+                frame = None
+            else:
+                break
+    if frame is not None:
+        raise EOFError("the end of the file inside a frame")
+
+
+def _slices(raw: BinaryIO) -> Iterator[bytes]:
+    while data := raw.read(_READ_BYTES):
+        for start in range(0, len(data), _STEP_BYTES):
+            yield data[start : start + _STEP_BYTES]

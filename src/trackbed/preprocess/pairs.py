@@ -9,7 +9,7 @@ from trackbed.errors import ArgumentError
 from trackbed.files.stores import is_address, parse_address
 from trackbed.tokens import IndexedGroup, ObjectStorageConfig, default_idx_cache, get_idx_path
 from trackbed.tokens.shard_list import SHARD_LIST_SUFFIX, read_all_shards, read_shard_groups
-from trackbed.tokens.stored.find import find_stored_pairs, object_exists
+from trackbed.tokens.stored.open_pairs import find_stored_pairs, object_exists
 
 _SUFFIXES: Final = (".bin", ".idx")
 
@@ -44,7 +44,7 @@ def find_pairs(names: Iterable[str], *, exclude: str | None = None) -> list[str]
 
 
 def is_list_name(name: str) -> bool:
-    """True if a name is that of a list of shards, and not of a pair."""
+    """True if a name is of a list of shards, and not of a pair."""
     return name.endswith(SHARD_LIST_SUFFIX) and (is_address(name) or not Path(get_idx_path(name)).exists())
 
 
@@ -92,13 +92,13 @@ def count_shards(path: str | Path, *, idx_cache: str | None = None) -> tuple[Sha
         OSError: the list cannot be read.
         StoreError: an object store refuses, or does not answer in time.
     """
-    found = []
+    counts = []
     for key, pairs in read_shard_groups(path).items():
         is_stored = any(map(is_address, pairs))
         storage = ObjectStorageConfig(idx_cache or default_idx_cache()) if is_stored else None
         group = IndexedGroup.open(str(path), pairs, mmap=not is_stored, object_storage_config=storage)
         indexes = [member.index for member in group.members]
-        found.append(
+        counts.append(
             ShardGroupCounts(
                 key=key,
                 shards=len(pairs),
@@ -107,4 +107,4 @@ def count_shards(path: str | Path, *, idx_cache: str | None = None) -> tuple[Sha
                 dtype=indexes[0].dtype.__name__,
             )
         )
-    return tuple(found)
+    return tuple(counts)

@@ -10,14 +10,13 @@ from typing import Any
 import numpy as np
 
 from trackbed.errors import ArgumentError
-from trackbed.preprocess.checks import check_inputs, check_outputs, make_output_folder
+from trackbed.preprocess.chunks import InputChunk, plan_chunks
 from trackbed.preprocess.config import InputProgress, Level, PreprocessConfig, format_of, output_prefix
 from trackbed.preprocess.engines import FailedAttempt
 from trackbed.preprocess.images import IMAGE_CHUNK_BYTES, ImageFolder, image_modes
 from trackbed.preprocess.inputs import InputFile, find_inputs
 from trackbed.preprocess.open_input import chunk_bytes_of
-from trackbed.preprocess.plan import InputChunk, plan_chunks
-from trackbed.preprocess.report import Report, Tally
+from trackbed.preprocess.report import Report, Tally, check_inputs, check_outputs, make_output_folder
 from trackbed.preprocess.resume import UnfinishedFolder, decisions
 from trackbed.preprocess.shards.run import preprocess_shards
 from trackbed.preprocess.splitter import SentenceSplitter
@@ -64,7 +63,7 @@ def preprocess(
             resumed run keeps, and the bytes of all input.
 
     Returns:
-        Counts of everything read and written; a resumed run includes those of the run before.
+        Counts of everything read and written; a resumed run includes the counts of the run before.
 
     Raises:
         FormatError: a record is bad and `config.skip_bad` is False, or a file is damaged or changes during the run.

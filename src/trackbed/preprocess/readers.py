@@ -1,6 +1,7 @@
-"""Readers of the lines and texts in a segment of the input.
+"""Readers of the lines and texts in a segment of the input, and the line numbers of bad records.
 
-Nothing is stripped or normalised. Lines end at LF only, so that CR, U+0085 or U+2028 inside a text stay.
+Nothing is stripped or normalised. Lines end at LF only, so that CR, U+0085 or U+2028 inside a text stay. A segment
+starts anywhere in a file, so line numbers are counted over the segments that were read in order.
 """
 
 import json
@@ -13,8 +14,15 @@ from typing import Any, BinaryIO, Final
 import orjson
 
 from trackbed.errors import FormatError
-from trackbed.preprocess.input_segments import Block, InputSegment, LongRecord, RowGroup
-from trackbed.preprocess.inputs import Compression, InputFormat
+from trackbed.preprocess.inputs import (
+    Compression,
+    InputFile,
+    InputFormat,
+    InputSegment,
+    LongRecord,
+    RowGroup,
+    TextBlock,
+)
 from trackbed.preprocess.known_data import HEAD_BYTES, kind_of
 from trackbed.preprocess.lenient_json import read_object
 from trackbed.preprocess.open_input import open_input
@@ -32,7 +40,7 @@ class RecordError(FormatError):
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class TextRecord:
     """The texts of one record."""
 
     line: int
@@ -52,7 +60,7 @@ class BadRecord:
 
 def read_segment(
     segment: InputSegment, *, keys: Sequence[str], max_record_bytes: int
-) -> Iterator[Record | BadRecord | None]:
+) -> Iterator[TextRecord | BadRecord | None]:
     """Yields a record for each line of a segment, None for a blank one; a plain text is one record, as is a row.
 
     Args:
@@ -80,7 +88,7 @@ def read_segment(
         try:
             if number == 0 and segment.start == 0:
                 _check_beginning(line)
-            record: Record | BadRecord = Record(number, parse_record(line, keys))
+            record: TextRecord | BadRecord = TextRecord(number, parse_record(line, keys))
         except RecordError as error:
             is_array = may_be_array and line.lstrip().startswith(b"[")
             record = BadRecord(number, _why_no_array(segment) if is_array else str(error))
@@ -98,7 +106,7 @@ def read_lines(segment: InputSegment, *, max_bytes: int) -> Iterator[bytes | Non
     if isinstance(segment, LongRecord):
         yield None
         return
-    text, is_whole = (segment.text, True) if isinstance(segment, Block) else _read_range(segment, max_bytes)
+    text, is_whole = (segment.text, True) if isinstance(segment, TextBlock) else _read_range(segment, max_bytes)
     start = 0
     while start < len(text):
         stop = text.find(b"\n", start) + 1 or len(text)
@@ -205,7 +213,7 @@ def _texts_of(fields: Any, keys: Sequence[str]) -> tuple[str, ...]:
     return tuple(texts)
 
 
-def _as_record(number: int, keys: Sequence[str], values: tuple[Any, ...]) -> Record | BadRecord:
+def _as_record(number: int, keys: Sequence[str], values: tuple[Any, ...]) -> TextRecord | BadRecord:
     for key, value in zip(keys, values, strict=True):
         if isinstance(value, UnicodeDecodeError):
             return BadRecord(number, _why_no_text(value))
@@ -216,15 +224,15 @@ def _as_record(number: int, keys: Sequence[str], values: tuple[Any, ...]) -> Rec
             return BadRecord(number, reason)
         if not isinstance(value, str):
             return BadRecord(number, f"the value of {key!r} must be a string, found {_kind(value)}")
-    return Record(number, values)
+    return TextRecord(number, values)
 
 
-def _read_plain(segment: InputSegment, max_bytes: int) -> Record | BadRecord:
-    if isinstance(segment, LongRecord) or (not isinstance(segment, Block) and segment.file.size_bytes > max_bytes):
+def _read_plain(segment: InputSegment, max_bytes: int) -> TextRecord | BadRecord:
+    if isinstance(segment, LongRecord) or (not isinstance(segment, TextBlock) and segment.file.size_bytes > max_bytes):
         return BadRecord(0, f"a plain text must have at most {max_bytes:,} bytes, found more")
-    raw = segment.text if isinstance(segment, Block) else _read_all(segment)
+    raw = segment.text if isinstance(segment, TextBlock) else _read_all(segment)
     try:
-        return Record(0, (raw.decode(),))
+        return TextRecord(0, (raw.decode(),))
     except UnicodeDecodeError as error:
         other = _why_no_text_at_all(raw, "a plain text")
         return BadRecord(raw.count(b"\n", 0, error.start) if other is None else 0, other or _why_no_text(error))
@@ -280,3 +288,51 @@ def _listed(fields: dict[str, Any]) -> str:
     shown = [repr(key) for key in list(fields)[:_KEYS_SHOWN]]
     more = len(fields) - len(shown)
     return ", ".join(shown) + (f" and {more} more" if more else "")
+
+
+_COUNTED_BYTES: Final = 1 << 20
+
+
+class LineCounter:
+    """Counts the lines of the segments read so far.
+
+    A segment starts anywhere in a file, so its reader cannot know the line number without reading everything before.
+
+    Args:
+        lines: lines before the next segment in its file; ignored if that segment starts the file.
+    """
+
+    def __init__(self, lines: int = 0) -> None:
+        self.lines = lines
+
+    def describe(self, segment: InputSegment, record: BadRecord) -> str:
+        """Returns location and fault of a record in the next segment: `corpus.jsonl:2: ...`."""
+        return f"{segment.file.name}:{self.line_of(segment, record) + 1}: {record.reason}"
+
+    def line_of(self, segment: InputSegment, record: BadRecord) -> int:
+        """Returns the line of a record in the next segment, from 0."""
+        return self._before(segment) + record.line
+
+    def advance(self, segment: InputSegment, lines: int) -> None:
+        """Moves past the next segment, which has `lines` lines."""
+        self.lines = self._before(segment) + lines
+
+    def _before(self, segment: InputSegment) -> int:
+        return 0 if segment.start == 0 else self.lines
+
+
+def count_lines_before(file: InputFile, offset: int) -> int:
+    """Returns the number of lines of a file that start in its first `offset` bytes; reads all of them.
+
+    Args:
+        file: an input that is not compressed.
+        offset: at most the size of the file.
+    """
+    if offset == 0:
+        return 0
+    lines, remaining = 1, offset - 1  # a line end just before `offset` begins a line at it
+    with open_input(file) as raw:
+        while remaining > 0 and (data := raw.read(min(remaining, _COUNTED_BYTES))):
+            lines += data.count(b"\n")
+            remaining -= len(data)
+    return lines

@@ -1,15 +1,20 @@
-"""Counts of everything read and written, and the report of them."""
+"""Counts of everything read and written, the report of them, and checks before the work and before publishing."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Final
 
-from trackbed.errors import FormatError
+from trackbed.errors import ArgumentError, FormatError, PlanError
+from trackbed.files.stores import is_address
+from trackbed.plural import number_of
+from trackbed.preprocess.chunks import InputChunk
 from trackbed.preprocess.config import PreprocessConfig
-from trackbed.preprocess.folder_walk import names_by_reason
-from trackbed.preprocess.inputs import Inputs
-from trackbed.preprocess.line_numbers import LineCounter
-from trackbed.preprocess.plan import InputChunk
+from trackbed.preprocess.find_inputs import names_by_reason
+from trackbed.preprocess.inputs import InputFile, InputFormat, Inputs
+from trackbed.preprocess.readers import LineCounter
+from trackbed.preprocess.splitter import SentenceSplitter
 from trackbed.preprocess.tokenise import KeyTokens, TokenisedChunk
 
 BAD_SHOWN: Final = 20
@@ -29,23 +34,23 @@ class Output:
     tokens: int
     """Tokens, and the numbers of images."""
     dropped: int
-    """Texts that become no document: those without tokens, or with `drop_record` those of records that are left out."""
+    """Texts that become no document: texts without tokens, or with `drop_record` all texts of the same record."""
     unknown: int | None = None
     """Unknown tokens, for text that the vocabulary does not cover; None if the tokenizer has none, records have images,
     or a shard of an earlier version does not tell."""
     empty: int = 0
     """Texts without tokens that are one sequence without text, as there are several keys."""
 
-    def with_more(self, found: KeyTokens) -> "Output":
+    def with_more(self, chunk: KeyTokens) -> "Output":
         """Returns a copy that includes the documents of one more chunk."""
         return replace(
             self,
-            documents=self.documents + len(found.counts),
-            sequences=self.sequences + len(found.lengths),
-            tokens=self.tokens + len(found.tokens),
-            dropped=self.dropped + found.dropped,
-            unknown=None if found.unknown is None else (self.unknown or 0) + found.unknown,
-            empty=self.empty + found.empty,
+            documents=self.documents + len(chunk.counts),
+            sequences=self.sequences + len(chunk.lengths),
+            tokens=self.tokens + len(chunk.tokens),
+            dropped=self.dropped + chunk.dropped,
+            unknown=None if chunk.unknown is None else (self.unknown or 0) + chunk.unknown,
+            empty=self.empty + chunk.empty,
         )
 
 
@@ -169,3 +174,56 @@ class Tally:
             kept_bytes=self._kept_bytes,
             text_bytes=self._text_bytes if any(file.is_packed for file in self._inputs.files) else None,
         )
+
+
+logger = logging.getLogger(__name__)
+
+
+def check_inputs(config: PreprocessConfig, files: Sequence[InputFile], splitter: SentenceSplitter | None) -> None:
+    """Checks that inputs and options fit together."""
+    if config.images is not None:
+        _check_images(config, files, splitter)
+    if len(config.json_keys) > 1:
+        for file in files:
+            if file.format is InputFormat.PLAIN_TEXT:
+                raise ArgumentError(
+                    f"{file.name}: a plain text has one text, json_keys asks for {len(config.json_keys)}"
+                )
+
+
+def make_output_folder(output: str) -> None:
+    """Makes the folder of the output if it is missing; does nothing for an address."""
+    if is_address(output):
+        return
+    folder = Path(output).parent
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ArgumentError(
+            f"{folder}: the folder of the output must exist or be one that can be made, found: {error.strerror}"
+        ) from error
+
+
+def _check_images(config: PreprocessConfig, files: Sequence[InputFile], splitter: SentenceSplitter | None) -> None:
+    if splitter is not None:
+        raise ArgumentError(f"{config.output}: texts with images must be whole, found a splitter of sentences")
+    for file in files:
+        if file.format is not InputFormat.JSON_LINES:
+            raise ArgumentError(
+                f"{file.name}: records with images must be JSON lines, found a {file.format.value} file"
+            )
+    if not config.append_eod:
+        logger.warning("%s: without --append-eod, --pad-length has no effect: texts keep their length", config.output)
+
+
+def check_outputs(config: PreprocessConfig, report: Report) -> None:
+    """Refuses pairs without documents, as they would replace existing pairs by empty ones."""
+    for output in report.outputs:
+        if output.documents == output.empty and not config.allow_empty:
+            what = "document with text" if output.empty else "document"
+            bad = f", {report.bad:,} of them bad, the first one {report.first_bad[0]}" if report.bad else ""
+            raise PlanError(
+                f"{output.prefix}: a pair must have at least one {what}, found none in "
+                f"{number_of(report.records, 'record')} of {number_of(report.files, 'file')}{bad}; "
+                "--allow-empty writes it anyway"
+            )

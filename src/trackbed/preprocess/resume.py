@@ -24,10 +24,10 @@ from trackbed.cache import fingerprint
 from trackbed.errors import FormatError
 from trackbed.files import Checksum, FileSum, checksum_bytes, clear_dead_partials, new_partial, publish, write_new
 from trackbed.preprocess.config import PreprocessConfig
+from trackbed.preprocess.find_inputs import LOCK_NAME, RECORD_NAME, UNFINISHED_SUFFIX, is_saved_name
 from trackbed.preprocess.inputs import InputFile
 from trackbed.preprocess.report import Tally
 from trackbed.preprocess.tokenise import ChunkTokenizer
-from trackbed.preprocess.work_files import LOCK_NAME, RECORD_NAME, UNFINISHED_SUFFIX, is_saved_name
 from trackbed.tokens import IndexedDatasetBuilder
 from trackbed.tokens.commit import PairFiles
 from trackbed.version import __version__
@@ -70,7 +70,7 @@ def decisions(config: PreprocessConfig, files: Sequence[InputFile], work: ChunkT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SavedState:
+class SavedRun:
     """State of a run at its last save."""
 
     chunks: int
@@ -85,7 +85,7 @@ class SavedState:
     """True if these are all chunks."""
 
     @classmethod
-    def from_json(cls, fields: dict[str, Any]) -> "SavedState":
+    def from_json(cls, fields: dict[str, Any]) -> "SavedRun":
         """Parses `record.json`; may raise any exception if the record is invalid."""
         return cls(
             chunks=fields["chunks"],
@@ -97,7 +97,7 @@ class SavedState:
 
 
 class UnfinishedFolder:
-    """Folder of saved work: saves that of a run, or restores that of an earlier run.
+    """Folder of saved work: saves the work of a run, or restores the work of an earlier run.
 
     Args:
         config: options of the run.
@@ -109,7 +109,7 @@ class UnfinishedFolder:
     def __init__(
         self, config: PreprocessConfig, decided: dict[str, Any] | None, *, array_names: Sequence[str] = ("lengths",)
     ) -> None:
-        self.saved: SavedState | None = None
+        self.saved: SavedRun | None = None
         """State of the earlier run, if `reopen_builders` found one; else None."""
         self.has_saved = False
         """True if the folder holds work to resume from."""
@@ -134,6 +134,8 @@ class UnfinishedFolder:
             saved = self._read()
             for number, path in enumerate(bin_paths):
                 builders.append(self._reopen_one(number, path, dtype, saved))
+        # Of several pairs, the first may have been reopened when another one fails. All are given up together: one that
+        # goes on would be ahead of the others.
         except (FormatError, OSError, ValueError) as error:
             logger.warning("%s: the saved work cannot be used, starting over: %s", self._folder, error)
             for builder in builders:
@@ -173,6 +175,8 @@ class UnfinishedFolder:
         if self._lock is None:
             return
         if not self.has_saved:
+            # Removed while it is locked: once it is unlocked, another run may lock it, and would lose its lock with the
+            # file.
             (self._folder / LOCK_NAME).unlink(missing_ok=True)
             with contextlib.suppress(OSError):  # not empty: it holds files of the user
                 self._folder.rmdir()
@@ -182,9 +186,12 @@ class UnfinishedFolder:
     def _save(self, builders: Sequence[IndexedDatasetBuilder], tally: Tally, *, ended: bool) -> None:
         if self._fingerprint is None or not self._acquire():
             return
+        # The record comes last. Killed before it is renamed, a run leaves the record of an earlier save, which still
+        # fits: the files only have more bytes than it says, and these are cut. A record that came first would name
+        # bytes that were never written.
         tokens = [builder.keep(self._tokens_path(number)) for number, builder in enumerate(builders)]
         arrays = [self._append_arrays(number, builder) for number, builder in enumerate(builders)]
-        saved = SavedState(
+        saved = SavedRun(
             chunks=self._chunks, counts=tally.to_json(), tokens=tuple(tokens), arrays=tuple(arrays), ended=ended
         )
         record = {"format": FORMAT, "version": VERSION, "fingerprint": self._fingerprint, **asdict(saved)}
@@ -198,6 +205,8 @@ class UnfinishedFolder:
         for name, checksum in self._sums[number].items():
             known = checksum.size_bytes // _DTYPES[name].itemsize
             data = _array_of(builder, name, known).astype(_DTYPES[name], copy=False).tobytes()
+            # A save that was killed after it had appended these numbers, and before its record, has left them in the
+            # file: they are cut first, or they would stand there twice.
             with self._array_path(number, name).open("r+b" if known else "wb", buffering=0) as file:
                 file.truncate(checksum.size_bytes)
                 file.seek(checksum.size_bytes)
@@ -207,12 +216,12 @@ class UnfinishedFolder:
             checksum.update(data)
         return {name: FileSum.of(checksum) for name, checksum in self._sums[number].items()}
 
-    def _read(self) -> SavedState:
+    def _read(self) -> SavedRun:
         """Reads the record of an earlier run with the same decisions."""
         try:
             record = json.loads(self._record.read_bytes())
             found = (record["format"], record["version"], record["fingerprint"])
-            saved = SavedState.from_json(record)
+            saved = SavedRun.from_json(record)
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise FormatError(f"{self._record}: must be the record of a run, found {error!r}") from error
         if found != (FORMAT, VERSION, self._fingerprint):
@@ -226,18 +235,19 @@ class UnfinishedFolder:
         return saved
 
     def _reopen_one(
-        self, number: int, bin_path: str, dtype: type[np.number[Any]], saved: SavedState
+        self, number: int, bin_path: str, dtype: type[np.number[Any]], saved: SavedRun
     ) -> IndexedDatasetBuilder:
         partial = self._tokens_path(number)
         if saved.ended and not partial.exists():
             # The run was killed after it had moved this file out of the folder, and before all pairs had appeared.
             pending = PairFiles.of(bin_path.removesuffix(".bin")).pending.bin
+            # A link and no rename: killed after a rename, this run would leave a pair without its tokens.
             os.link(pending if pending.exists() else bin_path, partial)
         arrays = {name: self._read_array(number, name, saved) for name in self._array_names}
         written = saved.tokens[number]
         return IndexedDatasetBuilder.reopen(bin_path, dtype, partial=partial, written=written, **arrays)
 
-    def _read_array(self, number: int, name: str, saved: SavedState) -> npt.NDArray[Any]:
+    def _read_array(self, number: int, name: str, saved: SavedRun) -> npt.NDArray[Any]:
         path, wanted = self._array_path(number, name), saved.arrays[number][name]
         raw = memoryview(path.read_bytes())[: wanted.size_bytes]
         self._sums[number][name] = checksum_bytes(raw)
@@ -267,12 +277,15 @@ class UnfinishedFolder:
         """Locks the folder, creating it if needed. Returns False if a live process holds the lock."""
         if self._lock is not None:
             return True
+        # A run locks the folder at its first save, or when it resumes. Until then another run may save there, and end.
         existed = self._folder.is_dir()
         self._folder.mkdir(exist_ok=True)
         path = self._folder / LOCK_NAME
         lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Between the open and the lock, the run that had the lock may have removed the file (`close`). The lock is
+            # then of a file without a name, and another run could lock a new one: both would write to the folder.
             same = os.path.samestat(os.fstat(lock), os.stat(path))  # noqa: PTH116  False if removed
         except OSError:
             same = False

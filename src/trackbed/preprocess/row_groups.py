@@ -8,8 +8,7 @@ from typing import Any, Final
 
 from trackbed.datasets.extras import require
 from trackbed.errors import FormatError
-from trackbed.preprocess.input_segments import RowGroup
-from trackbed.preprocess.inputs import InputFile
+from trackbed.preprocess.inputs import InputFile, RowGroup
 from trackbed.preprocess.open_input import open_input
 
 _BATCH_ROWS: Final = 1024
@@ -56,16 +55,16 @@ def read_columns(segment: RowGroup, names: Sequence[str], *, max_cell_bytes: int
         decoding raised.
     """
     library = require("pyarrow", where=segment.file.name)
-    with _opened(segment.file) as found:
-        present = [name for name in names if name in found.schema_arrow.names]
+    with _opened(segment.file) as parquet:
+        present = [name for name in names if name in parquet.schema_arrow.names]
         for name in present:
-            _check_column(segment.file, found.schema_arrow, name)
-        missing = MissingColumn(_listed(found.schema_arrow.names))
+            _check_column(segment.file, parquet.schema_arrow, name)
+        missing = MissingColumn(_listed(parquet.schema_arrow.names))
         if not present:
-            yield from repeat((missing,) * len(names), found.metadata.row_group(segment.number).num_rows)
+            yield from repeat((missing,) * len(names), parquet.metadata.row_group(segment.number).num_rows)
             return
         try:
-            for batch in found.iter_batches(
+            for batch in parquet.iter_batches(
                 _BATCH_ROWS, row_groups=[segment.number], columns=present, use_threads=False
             ):
                 columns = (

@@ -9,7 +9,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -17,12 +17,66 @@ import numpy.typing as npt
 from trackbed.datasets.tokenizers.rust_libraries import is_panic, one_core, panics_as_errors
 from trackbed.datasets.tokenizers.sampling import check_repeatable
 from trackbed.kernels import narrow
-from trackbed.preprocess.corresponding import Documents, fill_empty, leave_out, without_tokens
+from trackbed.preprocess.chunks import InputChunk
 from trackbed.preprocess.images import ImageFolder, fit_text
 from trackbed.preprocess.long_text import PART_CHARS, split_text
-from trackbed.preprocess.plan import InputChunk
-from trackbed.preprocess.readers import BadRecord, Record, RecordError, read_segment
+from trackbed.preprocess.readers import BadRecord, RecordError, TextRecord, read_segment
 from trackbed.preprocess.splitter import SentenceSplitter
+
+Counts = npt.NDArray[np.int64]
+
+
+class Documents(NamedTuple):
+    """Documents of one key."""
+
+    tokens: npt.NDArray[Any]
+    """`[T]` tokens of all sequences."""
+    lengths: Counts
+    """`[N]` tokens in each sequence."""
+    counts: Counts
+    """`[D]` sequences in each document."""
+
+
+def without_tokens(documents: Documents) -> npt.NDArray[np.bool_]:
+    """Returns `[D]` flags: True for a document without tokens.
+
+    >>> without_tokens(Documents(np.arange(3), np.array([1, 0, 0, 2]), np.array([2, 0, 1, 1])))
+    array([False,  True,  True, False])
+    """
+    tokens_before = _sums(documents.lengths)
+    is_empty: npt.NDArray[np.bool_] = np.diff(tokens_before[_sums(documents.counts)]) == 0
+    return is_empty
+
+
+def leave_out(keys: Sequence[Documents], records: npt.NDArray[np.bool_]) -> list[Documents]:
+    """Returns the documents of each key, without the documents of the records that are marked.
+
+    Args:
+        keys: documents of each key, D each.
+        records: `[D]` True for a record to leave out.
+    """
+    found = []
+    for tokens, lengths, counts in keys:
+        is_kept_sequence = np.repeat(~records, counts)
+        is_kept_token = np.repeat(is_kept_sequence, lengths)
+        found.append(Documents(tokens[is_kept_token], lengths[is_kept_sequence], counts[~records]))
+    return found
+
+
+def fill_empty(lengths: Counts, counts: Counts) -> tuple[Counts, Counts]:
+    """Returns lengths and counts in which each document without sequences has one of length 0.
+
+    >>> fill_empty(np.array([4, 5]), np.array([0, 2, 0]))
+    (array([0, 4, 5, 0]), array([1, 2, 1]))
+    """
+    is_empty = counts == 0
+    places = np.cumsum(counts, dtype=np.int64)[is_empty]
+    return np.insert(lengths, places, 0), np.where(is_empty, 1, counts)
+
+
+def _sums(numbers: Counts) -> Counts:
+    return np.concatenate([[0], np.cumsum(numbers, dtype=np.int64)])
+
 
 _BATCH_CHARS: Final = 1 << 20  # bounds the memory of texts and ids in flight
 _CHECKED_TEXTS: Final = 16  # of each batch, so that the comparison takes little time
@@ -30,7 +84,6 @@ _CHECKED_CHARS: Final = 512
 _LONG_TOKENS: Final = 128  # mean length above which documents are copied one by one
 
 Ids = npt.NDArray[Any]
-Counts = npt.NDArray[np.int64]
 
 
 class BatchTokenizer(Protocol):
@@ -67,7 +120,7 @@ class KeyTokens:
     counts: npt.NDArray[np.int64]
     """`[D]` sequences in each document, at least 1."""
     dropped: int
-    """Number of texts that become no document: those without tokens, or those of the records that are left out."""
+    """Number of texts that become no document: texts without tokens, or all texts of records that are left out."""
     unknown: int | None = None
     """Number of unknown tokens; None if the tokenizer has none."""
     empty: int = 0
@@ -133,10 +186,10 @@ class ChunkTokenizer:
                     break
         return TokenisedChunk(tuple(column.to_key_tokens() for column in columns), tuple(segments))
 
-    def _tokenise(self, found: Iterator[Record | BadRecord | None], columns: "list[_Column]") -> TokenisedSegment:
+    def _tokenise(self, found: Iterator[TextRecord | BadRecord | None], columns: "list[_Column]") -> TokenisedSegment:
         lines = blank = records = waiting = 0
         bad: list[BadRecord] = []
-        batch: list[Record] = []
+        batch: list[TextRecord] = []
         for record in found:
             lines += 1
             if record is None:
@@ -156,7 +209,7 @@ class ChunkTokenizer:
         bad += self._append(batch, columns)
         return TokenisedSegment(lines, blank, records, tuple(sorted(bad, key=lambda one: one.line)))
 
-    def _append(self, batch: list[Record], columns: "list[_Column]") -> list[BadRecord]:
+    def _append(self, batch: list[TextRecord], columns: "list[_Column]") -> list[BadRecord]:
         """Appends the documents of a batch to the columns. Returns the records that cannot be tokenised."""
         self._check_repeatable(batch)
         if self.images is not None:
@@ -170,14 +223,14 @@ class ChunkTokenizer:
                 return []
         return self._append_each(batch, columns)
 
-    def _check_repeatable(self, batch: list[Record]) -> None:
+    def _check_repeatable(self, batch: list[TextRecord]) -> None:
         """Checks that the beginnings of a few texts have the same tokens each time."""
         kind = type(self.tokenizer)
         if not kind.__module__.startswith("trackbed."):  # those sample nothing
             texts = [record.texts[0][:_CHECKED_CHARS] for record in batch[:_CHECKED_TEXTS]]
             check_repeatable(self._encode, texts, where=f"the tokenizer {kind.__name__}")
 
-    def _append_each(self, batch: list[Record], columns: "list[_Column]") -> list[BadRecord]:
+    def _append_each(self, batch: list[TextRecord], columns: "list[_Column]") -> list[BadRecord]:
         """Does the same as `_append`, text by text."""
         bad = []
         for record in batch:
@@ -189,18 +242,18 @@ class ChunkTokenizer:
             self._add(documents, columns)
         return bad
 
-    def _add(self, found: Sequence[Documents], columns: "list[_Column]") -> None:
+    def _add(self, keys: Sequence[Documents], columns: "list[_Column]") -> None:
         """Adds the documents of each key to its column."""
         if self.drop_record:
-            is_left_out = np.logical_or.reduce([without_tokens(documents) for documents in found])
+            is_left_out = np.logical_or.reduce([without_tokens(documents) for documents in keys])
             if is_left_out.any():
-                found = leave_out(found, is_left_out)
+                keys = leave_out(keys, is_left_out)
                 for column in columns:
                     column.dropped += int(np.count_nonzero(is_left_out))
-        for column, documents in zip(columns, found, strict=True):
+        for column, documents in zip(columns, keys, strict=True):
             column.add(*documents, self.eod)
 
-    def _append_with_images(self, batch: list[Record], column: "_Column", images: ImageFolder) -> list[BadRecord]:
+    def _append_with_images(self, batch: list[TextRecord], column: "_Column", images: ImageFolder) -> list[BadRecord]:
         """Appends documents of a text and an image."""
         bad = []
         for record in batch:

@@ -10,6 +10,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from trackbed.datasets.tokenizers.rust_libraries import is_panic, panics_as_errors
 from trackbed.errors import ArgumentError, FormatError, TrackbedError
 from trackbed.files import clear_dead_partials, flush_to_disk, new_partial, publish
+from trackbed.preprocess.chunks import plan_chunks
 from trackbed.preprocess.config import (
     CHUNK_BYTES,
     MAX_RECORD_BYTES,
@@ -18,12 +19,10 @@ from trackbed.preprocess.config import (
     check_reading,
     format_of,
 )
-from trackbed.preprocess.folder_walk import names_by_reason
+from trackbed.preprocess.find_inputs import names_by_reason
 from trackbed.preprocess.inputs import InputFile, find_inputs
-from trackbed.preprocess.line_numbers import LineCounter
 from trackbed.preprocess.long_text import split_text
-from trackbed.preprocess.plan import plan_chunks
-from trackbed.preprocess.readers import BadRecord, Record, read_segment
+from trackbed.preprocess.readers import BadRecord, LineCounter, TextRecord, read_segment
 
 _NUM_BYTES: Final = 256
 _PART_CHARS: Final = 64 << 10  # the library holds hundreds of texts in memory
@@ -185,7 +184,7 @@ class _Corpus:
             if self._progress is not None:
                 self._progress(done, total)
 
-    def _parts_of(self, record: Record) -> list[str] | BadRecord:
+    def _parts_of(self, record: TextRecord) -> list[str] | BadRecord:
         """Returns the texts of a record, long ones in parts; a `BadRecord` if the library fails at one."""
         texts = list(filter(None, record.texts))
         try:

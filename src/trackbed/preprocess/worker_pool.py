@@ -298,12 +298,7 @@ def map_in_order(work: Callable[[Job], Result], jobs: Iterable[Job], *, workers:
 
 
 class _InOrder(Generic[Job, Result]):
-    """Sends jobs ahead of the next result, and holds results until their turn.
-
-    Args:
-        pool: idle workers.
-        jobs: the jobs.
-    """
+    """Sends jobs ahead of the next result, and holds results until their turn."""
 
     def __init__(self, pool: WorkerPool, jobs: Iterator[Job]) -> None:
         self._jobs = jobs

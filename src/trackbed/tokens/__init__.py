@@ -2,9 +2,8 @@
 
 from trackbed.tokens.commit import finish_pair
 from trackbed.tokens.dtype import DType
-from trackbed.tokens.format import SequenceIndex, open_index
+from trackbed.tokens.format import SequenceIndex, identity, open_index
 from trackbed.tokens.group import IndexedGroup
-from trackbed.tokens.identity import identity
 from trackbed.tokens.merge import merge
 from trackbed.tokens.paths import get_bin_path, get_idx_path, get_seal_path
 from trackbed.tokens.reader import IndexedDataset

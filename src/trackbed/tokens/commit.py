@@ -12,11 +12,13 @@ import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Final
 
 from trackbed.errors import ArgumentError, TrackbedError
 from trackbed.files import flush_to_disk, publish
+from trackbed.files.stores import lost_address_hint
 from trackbed.tokens.paths import get_bin_path, get_idx_path, get_seal_path
 
 _PENDING: Final = ".pending"
@@ -89,19 +91,25 @@ def commit_pair(partials: PairFiles, finals: PairFiles) -> None:
     """
     pending = finals.pending
     with locked_pair(finals.idx):
+        # A writer that was killed after its commit has left pending files: they are the pair, and get their names
+        # first. Otherwise they would be mixed with the files that follow.
         _finish(finals)
         pending.idx.unlink(missing_ok=True)  # left by a writer that was interrupted before it committed
         try:
+            # The `.idx` last: where it is pending, any process may take all three files for complete (`_finish`).
             for partial, path in (
                 (partials.bin, pending.bin),
                 (partials.seal, pending.seal),
                 (partials.idx, pending.idx),
             ):
                 publish(partial, path)
+            # The new names must be on the disk before the old `.idx` goes, or a loss of power could leave neither pair.
             _flush_folders(finals)
             finals.idx.unlink(missing_ok=True)
             _finish(finals)
         except BaseException:
+            # Once the old `.idx` is gone there is no way back: other processes may be completing the pair. So an
+            # interruption after that is completed, and one before it is undone.
             if not _finish(finals):
                 _undo(partials, finals)
             raise
@@ -177,6 +185,8 @@ def locked_pair(idx: Path) -> Iterator[None]:
     try:
         yield
     finally:
+        # Removed while it is locked: after that, the next writer may have locked it, and would share its name with a
+        # third one.
         if descriptor is not None:
             path.unlink(missing_ok=True)
             os.close(descriptor)
@@ -188,6 +198,8 @@ def _acquire(path: Path) -> int | None:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Between the open and the lock, the owner may have removed the file. A lock of a file without a name
+            # excludes nobody, as the next writer makes a new one.
             if path.exists() and os.path.samestat(os.fstat(descriptor), path.stat()):
                 return descriptor
         except FileNotFoundError:
@@ -207,3 +219,43 @@ def _acquire(path: Path) -> int | None:
                 ) from None
             time.sleep(_POLL_SECONDS)
         os.close(descriptor)
+
+
+_MOST_NAMES: Final = 500
+"""Pairs of a folder whose names are compared: a blend may miss thousands of pairs."""
+_MOST_SHOWN: Final = 3
+_LEAST_RATIO: Final = 0.75
+_USUAL_END: Final = "_text_document"
+
+
+def hint_for_missing_pair(path_prefix: str) -> str:
+    """Returns the end of an error message about a missing pair: what to do, or which pair may be meant; or nothing."""
+    hint = interruption(path_prefix) or lost_address_hint(path_prefix)
+    if hint:
+        return hint
+    similar = _similar_prefixes(path_prefix)
+    if not similar:
+        return ""
+    *first, last = similar
+    return f"; did you mean {', '.join(first)}{' or ' if first else ''}{last}?"
+
+
+def _similar_prefixes(path_prefix: str) -> list[str]:
+    """Returns up to three pairs in the same folder with similar names, first those that preprocess makes of it."""
+    folder, name = os.path.split(path_prefix)
+    if _is_pair(f"{path_prefix}{_USUAL_END}"):
+        return [f"{path_prefix}{_USUAL_END}"]
+    try:
+        found = {entry.removesuffix(".idx") for entry in os.listdir(folder or ".") if entry.endswith(".idx")}  # noqa: PTH208
+    except (OSError, ValueError):
+        return []
+    if len(found) > _MOST_NAMES:
+        return []
+    made_of_it = sorted(one for one in found if one.startswith(f"{name}_"))
+    close = get_close_matches(name, sorted(found - {name, *made_of_it}), n=_MOST_SHOWN, cutoff=_LEAST_RATIO)
+    prefixes = (os.path.join(folder, one) for one in (*made_of_it, *close))  # noqa: PTH118  as it was written
+    return list(filter(_is_pair, prefixes))[:_MOST_SHOWN]
+
+
+def _is_pair(path_prefix: str) -> bool:
+    return Path(get_idx_path(path_prefix)).is_file() and Path(get_bin_path(path_prefix)).is_file()

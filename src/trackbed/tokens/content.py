@@ -11,9 +11,8 @@ import numpy as np
 
 from trackbed.files import Checksum, checksum_file, open_regular
 from trackbed.files.stores import ObjectStamp, is_address, parse_address
-from trackbed.tokens.commit import interruption
+from trackbed.tokens.commit import hint_for_missing_pair, interruption
 from trackbed.tokens.format import SequenceIndex, open_index
-from trackbed.tokens.missing_pair import hint_for_missing_pair
 from trackbed.tokens.paths import get_bin_path, get_idx_path
 from trackbed.tokens.stored.config import default_idx_cache
 from trackbed.tokens.stored.index_cache import StoredIndex

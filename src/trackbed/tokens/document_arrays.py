@@ -48,28 +48,28 @@ def check_documents(
 
 
 def _as_parts(given: Any, names: tuple[str, str], whole: tuple[int, str], where: str) -> npt.NDArray[np.int32]:
-    """Checks numbers that must add up to a whole. `names` are those of all numbers and of one."""
-    found = np.asarray(given)
-    if found.ndim != 1 or (found.dtype.kind not in "iu" and found.size):
+    """Checks numbers that must add up to a whole. `names` are a noun for all numbers and one for each."""
+    parts = np.asarray(given)
+    if parts.ndim != 1 or (parts.dtype.kind not in "iu" and parts.size):
         raise ArgumentError(
-            f"{where}: {names[0]} must be integers in one dimension, found {found.dtype}{list(found.shape)}"
+            f"{where}: {names[0]} must be integers in one dimension, found {parts.dtype}{list(parts.shape)}"
         )
-    if found.size and not (found.min() >= 0 and found.max() <= _MAX_INT32):
-        wrong = int(np.flatnonzero((found < 0) | (found > _MAX_INT32))[0])
-        raise ArgumentError(f"{where}: {names[1]} {wrong} must be in [0, 2**31), found {found[wrong]}")
-    added = found.sum(dtype=np.int64)
+    if parts.size and not (parts.min() >= 0 and parts.max() <= _MAX_INT32):
+        wrong = int(np.flatnonzero((parts < 0) | (parts > _MAX_INT32))[0])
+        raise ArgumentError(f"{where}: {names[1]} {wrong} must be in [0, 2**31), found {parts[wrong]}")
+    added = parts.sum(dtype=np.int64)
     if added != whole[0]:
         raise ArgumentError(f"{where}: {names[0]} must add up to the {whole[0]} {whole[1]}, found {added}")
-    return found.astype(np.int32)
+    return parts.astype(np.int32)
 
 
 def _as_modes(given: Any, num_sequences: int, *, where: str) -> npt.NDArray[np.int8]:
-    found = np.asarray(given)
-    if found.shape != (num_sequences,) or (found.dtype.kind not in "iu" and found.size):
+    modes = np.asarray(given)
+    if modes.shape != (num_sequences,) or (modes.dtype.kind not in "iu" and modes.size):
         raise ArgumentError(
             f"{where}: there must be one integer mode for each of {num_sequences} sequences, "
-            f"found {found.dtype}{list(found.shape)}"
+            f"found {modes.dtype}{list(modes.shape)}"
         )
-    if found.size and not (found.min() >= -128 and found.max() <= 127):
-        raise ArgumentError(f"{where}: modes must be in [-128, 127], found {found.min()} to {found.max()}")
-    return found.astype(np.int8)
+    if modes.size and not (modes.min() >= -128 and modes.max() <= 127):
+        raise ArgumentError(f"{where}: modes must be in [-128, 127], found {modes.min()} to {modes.max()}")
+    return modes.astype(np.int8)

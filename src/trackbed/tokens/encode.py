@@ -29,12 +29,12 @@ def as_numbers(tensor: Any, dtype: np.dtype[Any], *, where: str) -> npt.NDArray[
         # The fastest conversion that checks every number of a list; lists that it rejects are handled below.
         with contextlib.suppress(struct.error):
             return np.frombuffer(struct.pack(f"{len(tensor)}{dtype.char}", *tensor), dtype=dtype)
-    wanted = "numbers" if dtype.kind == "f" else "integers"
+    kind = "numbers" if dtype.kind == "f" else "integers"
     try:
         given = np.asarray(tensor)
         given = given if given.ndim == 1 else given.reshape(-1)
     except ValueError as error:
-        raise ArgumentError(f"{where}: tokens stored as {dtype} must be {wanted}: {error}") from None
+        raise ArgumentError(f"{where}: tokens stored as {dtype} must be {kind}: {error}") from None
     if given.dtype == dtype:
         return given
     if given.dtype.kind == "U":  # numbers as strings, as Megatron Core accepts them
@@ -44,7 +44,7 @@ def as_numbers(tensor: Any, dtype: np.dtype[Any], *, where: str) -> npt.NDArray[
         return np.ascontiguousarray(given, dtype=given.dtype.newbyteorder("="))
     if given.size == 0:
         return np.empty(0, dtype=dtype)  # NumPy converts an empty list to floats
-    raise ArgumentError(f"{where}: tokens stored as {dtype} must be {wanted}, found {given.dtype}")
+    raise ArgumentError(f"{where}: tokens stored as {dtype} must be {kind}, found {given.dtype}")
 
 
 def encode(tokens: npt.NDArray[Any], dtype: np.dtype[Any], *, where: str) -> Buffer:

@@ -15,9 +15,8 @@ import numpy.typing as npt
 from trackbed.errors import ArgumentError, FormatError
 from trackbed.files import DESCRIPTORS, MAPS, Stamp, boot_id, check_stamp, stamp_of
 from trackbed.files.stores import ObjectStamp, is_address, parse_address
-from trackbed.tokens.format import IndexEnds, PairHeader, SequenceIndex, as_format_error, open_index
-from trackbed.tokens.identity import identity_of
-from trackbed.tokens.missing_pair import hint_for_missing_pair
+from trackbed.tokens.commit import hint_for_missing_pair
+from trackbed.tokens.format import IndexEnds, PairHeader, SequenceIndex, as_format_error, identity_of, open_index
 from trackbed.tokens.paths import get_bin_path, get_idx_path
 from trackbed.tokens.source import FileSource, MappedSource, RangeError, Source, Tokens
 from trackbed.tokens.stored.budget import BUDGET
@@ -94,7 +93,7 @@ class IndexedDataset:
     ) -> None:
         """Opens a pair, in the place of any other one. Called by the constructor, and by a copy in another process.
 
-        The arguments and errors are those of the class; `s3_config` is an older name of `object_storage_config`.
+        Arguments and errors as of the class; `s3_config` is an older name of `object_storage_config`.
         """
         object_storage_config = s3_config if object_storage_config is None else object_storage_config
         _check_options(path_prefix, object_storage_config, mmap=mmap)
@@ -172,7 +171,7 @@ class IndexedDataset:
         return source
 
     def note_use(self) -> None:
-        """Marks the files as most recently used; when too many are open, those of other pairs are released first."""
+        """Marks the files as most recently used; of too many open files, others are released first."""
         if self._storage is not None:
             MAPS.use(self)
         elif self.open_when_read:

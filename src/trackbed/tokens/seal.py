@@ -84,38 +84,38 @@ def seal(path_prefix: str, *, progress: Callable[[int], None] | None = None, idx
         idx_cache: folder of copies of `.idx` objects, for an address; None for `default_idx_cache()`.
     """
     content = PairContent.open(path_prefix, idx_cache=idx_cache)
-    made = Seal.of(
+    new_seal = Seal.of(
         dtype=content.index.dtype,
         sequences=content.index.sequence_count,
         documents=content.index.document_count - 1,
         data=content.checksum_bin(progress),
         index=content.checksum_idx(progress),
     )
-    made = _with_recipe(made, get_seal_path(path_prefix))
+    new_seal = _with_recipe(new_seal, get_seal_path(path_prefix))
     if is_address(path_prefix):
-        stores.put_bytes(parse_address(get_seal_path(path_prefix)), encode_seal(made))
-        return made
+        stores.put_bytes(parse_address(get_seal_path(path_prefix)), encode_seal(new_seal))
+        return new_seal
     final = Path(get_seal_path(path_prefix))
     clear_dead_partials(final.parent, final_name=final.name)
     partial = new_partial(final)
     try:
-        write_seal(made, partial)
+        write_seal(new_seal, partial)
         flush_to_disk(partial)
         publish(partial, final)
     finally:
         partial.unlink(missing_ok=True)
-    return made
+    return new_seal
 
 
-def _with_recipe(made: Seal, path: str) -> Seal:
+def _with_recipe(new_seal: Seal, path: str) -> Seal:
     """Returns a seal with what the old one says about how the pair was made, if its bytes are the same."""
     try:
         old = read_seal(path)
     except (FormatError, FileNotFoundError):
-        return made
-    if (old.bin, old.idx) != (made.bin, made.idx):
-        return made
-    return replace(made, **{name: getattr(old, name) for name in _OPTIONAL})
+        return new_seal
+    if (old.bin, old.idx) != (new_seal.bin, new_seal.idx):
+        return new_seal
+    return replace(new_seal, **{name: getattr(old, name) for name in _OPTIONAL})
 
 
 def write_seal(sealed: Seal, path: Path) -> None:

@@ -49,22 +49,22 @@ class MappedSource:
         """Maps the file at `path`."""
         return cls(map_file(path), path, stamp_of(path))
 
-    def check_size(self, found: Stamp | None) -> None:
+    def check_size(self, current: Stamp | None) -> None:
         """Checks that the file was not truncated: mapped pages beyond its end cannot be read.
 
         A file that was renamed or removed cannot be checked, and passes.
 
         Args:
-            found: current identity of the file at this path, or None if there is none.
+            current: current identity of the file at this path, or None if there is none.
 
         Raises:
             FormatError: the file was truncated.
         """
-        if found is None or self.stamp is None or found.inode != self.stamp.inode:
+        if current is None or self.stamp is None or current.inode != self.stamp.inode:
             return  # the mapped file no longer has this path
-        if found.size_bytes < len(self.data):
+        if current.size_bytes < len(self.data):
             wanted = f"the file must keep the {len(self.data)} bytes that were mapped"
-            raise FormatError(f"{self.path}: {wanted}, found it truncated to {found.size_bytes}")
+            raise FormatError(f"{self.path}: {wanted}, found it truncated to {current.size_bytes}")
 
     def read(self, dtype: type[np.number[Any]], count: int, offset: int) -> Tokens:
         """`[count]` tokens from byte `offset` on, as a view."""

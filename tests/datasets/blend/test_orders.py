@@ -13,7 +13,7 @@ from tests.support.files.blends import EOD, build, gpt_config, tokens_of, write_
 from trackbed.cache import await_flush
 from trackbed.datasets import BlendedDataset, MockGPTDataset
 from trackbed.datasets.blend import balanced
-from trackbed.datasets.gpt import kind
+from trackbed.datasets.gpt import indices as index_module
 from trackbed.datasets.gpt.indices import GPTIndices
 from trackbed.errors import ArgumentError, FormatError, PlanError
 from trackbed.index import InstantOrder, Permutation, largest_remainders
@@ -120,7 +120,7 @@ def test_the_blend_is_built_while_its_datasets_are(tmp_path, prefixes, monkeypat
 
     monkeypatch.setattr(balanced, "balanced_blend", balanced_blend)
     monkeypatch.setattr(GPTIndices, "build", build_indices)
-    monkeypatch.setattr(kind, "SMALL_COST", 0.0)  # as if they were large
+    monkeypatch.setattr(index_module, "SMALL_COST", 0.0)  # as if they were large
     build(gpt_config(tmp_path, blend=(prefixes, [1, 1, 1]), split="1", order="balanced"), [60, 0, 0])
     last_dataset = len(timeline) - 1 - timeline[::-1].index("dataset ends")
     assert timeline.index("blend begins") < timeline.index("dataset ends")

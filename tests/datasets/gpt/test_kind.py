@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from tests.support.files.blends import BlendedMegatronDatasetBuilder, GPTDataset, build, gpt_config, write_pair
 from tests.support.files.indexed_pair import Pair
 from trackbed.cache import in_memory
-from trackbed.datasets.gpt import kind
-from trackbed.datasets.gpt.indices import ARRAYS, GPTIndices
-from trackbed.datasets.gpt.kind import GPT_KIND, build_small
+from trackbed.datasets.gpt import indices as index_module
+from trackbed.datasets.gpt.indices import ARRAYS, GPT_KIND, GPTIndices, build_small
 from trackbed.datasets.start import Start
 from trackbed.errors import FormatError, TrackbedError
 from trackbed.index.ranges import number_range
@@ -60,7 +59,7 @@ def test_indices_made_together_are_those_made_alone(tmp_path_factory, data):
 def test_what_is_not_small_is_left_out(tmp_path_factory, data, most):
     indices = data.draw(gpt_indices(tmp_path_factory.mktemp("pairs")))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kind, "MOST_VISITS", most)
+        patch.setattr(index_module, "MOST_VISITS", most)
         found, wanted = build_small([indices])[0], alone(indices)
     size = 0 if wanted is None else len(wanted["document_index"]) + len(wanted["shuffle_index"])
     assert (found is None) == (wanted is None or size > most)

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from trackbed.datasets.tokenizers.check_texts import check_texts
 from trackbed.datasets.tokenizers.fastokens import FastTokenizer, UnsuitableError
 from trackbed.datasets.tokenizers.huggingface import HuggingFaceTokenizer
+from trackbed.datasets.tokenizers.huggingface_folder import check_texts
 
 CL100K = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"

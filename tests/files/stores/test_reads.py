@@ -19,13 +19,13 @@ from trackbed.errors import ArgumentError, StoreError
 from trackbed.files.stores import (
     ObjectRange,
     ObjectStamp,
-    event_loop,
     fetch,
     fetch_heads,
     fetch_to_file,
     list_objects,
     parse_address,
     read_object,
+    requests,
     stamp_of_object,
     stamps_of_objects,
 )
@@ -135,8 +135,8 @@ def test_a_store_that_does_not_answer_is_given_up_in_time(seconds, bucket, deaf_
 
 def test_a_long_wait_is_told_once(bucket, deaf_store, monkeypatch, caplog):
     monkeypatch.setenv("TRACKBED_STORE_TIMEOUT", "3")
-    monkeypatch.setattr(event_loop, "_SILENT_SECONDS", 0.5)
-    monkeypatch.setattr(event_loop, "_told", -math.inf)
+    monkeypatch.setattr(requests, "_SILENT_SECONDS", 0.5)
+    monkeypatch.setattr(requests, "_told", -math.inf)
     with caplog.at_level("WARNING"), pytest.raises(StoreError):
         stamp_of_object(bucket.address("a"))
     (record,) = caplog.records

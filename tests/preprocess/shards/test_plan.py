@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from trackbed.errors import ArgumentError
 from trackbed.preprocess.inputs import Compression, InputFile, InputFormat
-from trackbed.preprocess.shards.plan import MAX_SHARDS, is_cut_anywhere, plan_shards
+from trackbed.preprocess.shards.partition import MAX_SHARDS, is_cut_anywhere, plan_shards
 
 FILES = st.lists(st.tuples(st.integers(0, 40), st.booleans()), min_size=1, max_size=12)
 
@@ -69,7 +69,7 @@ PLANS = """
 import re, time
 from pathlib import Path
 from trackbed.preprocess.inputs import InputFile, InputFormat
-from trackbed.preprocess.shards.plan import is_cut_anywhere, plan_shards
+from trackbed.preprocess.shards.partition import is_cut_anywhere, plan_shards
 
 begin = time.monotonic()
 files = [

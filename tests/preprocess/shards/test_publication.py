@@ -15,7 +15,7 @@ import pytest
 
 from trackbed.errors import ArgumentError
 from trackbed.files import find_partials
-from trackbed.preprocess.shards.output import FolderShard, Wanted
+from trackbed.preprocess.shards.shard_files import FolderShard, ShardRequirements
 from trackbed.preprocess.shards.spec import made_by
 from trackbed.tokens import IndexedDataset, verify_content
 
@@ -24,7 +24,9 @@ MOMENTS = [pytest.param(seed, marks=[pytest.mark.slow] if seed >= 2 else []) for
 
 
 def shard_at(folder, *, recipe=RECIPE, overwrite=False):
-    wanted = Wanted(prefix=str(folder / "c-00000-of-00001"), recipe=recipe, skip_bad=False, overwrite=overwrite)
+    wanted = ShardRequirements(
+        prefix=str(folder / "c-00000-of-00001"), recipe=recipe, skip_bad=False, overwrite=overwrite
+    )
     return FolderShard(wanted)
 
 

@@ -17,7 +17,7 @@ from trackbed.files import stores
 from trackbed.preprocess import PreprocessConfig, preprocess
 from trackbed.preprocess.inputs import find_inputs
 from trackbed.preprocess.open_input import open_input
-from trackbed.preprocess.shards.output import StoreShard, Wanted
+from trackbed.preprocess.shards.shard_files import ShardRequirements, StoreShard
 from trackbed.preprocess.shards.spec import made_by
 
 RECIPE = {"tokenizer": "bytes"}
@@ -202,7 +202,7 @@ def test_a_folder_without_objects_is_refused(bucket):
 
 
 def shard_in(bucket, *, recipe=RECIPE, overwrite=False):
-    return StoreShard(Wanted(prefix=bucket.text("c"), recipe=recipe, skip_bad=False, overwrite=overwrite))
+    return StoreShard(ShardRequirements(prefix=bucket.text("c"), recipe=recipe, skip_bad=False, overwrite=overwrite))
 
 
 def built(shard, tokens=(1, 2, 3)):

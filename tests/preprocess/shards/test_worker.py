@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from trackbed import __version__
-from trackbed.datasets.tokenizers.adapter import OpenedAs
+from trackbed.datasets.tokenizers.base import OpenedAs
 from trackbed.errors import TrackbedError
 from trackbed.preprocess import PreprocessConfig, open_tokenizer, preprocess
 from trackbed.preprocess.shards.spec import Probe, ShardSpec
-from trackbed.preprocess.shards.worker import ShardWorker
+from trackbed.preprocess.shards.task import ShardWorker
 from trackbed.tokens import IndexedGroup
 from trackbed.tokens.shard_list import read_shard_list, shard_list_text
 from trackbed.tokens.write_index import write_index

@@ -19,7 +19,7 @@ from trackbed.errors import ArgumentError, FormatError
 from trackbed.files.stores import stamp_of_object
 from trackbed.megatron.functions import get_index_cache_path
 from trackbed.tokens import IndexedDataset, ObjectStorageConfig
-from trackbed.tokens.length_checksum import checksum_lengths
+from trackbed.tokens.idx_header import checksum_lengths
 from trackbed.tokens.stored.index_cache import StoredIndex, await_marks
 
 SCRIPT = Path(__file__).with_name("fetch_index.py")
@@ -195,7 +195,7 @@ def test_an_object_that_is_no_index_leaves_no_copy(bucket, local, cache, head):
 
 def test_a_mark_makes_and_renames_no_name(monkeypatch, address, cache):
     event = threading.Event()
-    monkeypatch.setattr("trackbed.files.flush.flush_file_system", lambda folder: event.wait(60))
+    monkeypatch.setattr("trackbed.files.writeback.flush_file_system", lambda folder: event.wait(60))
     _ = open_stored(address, cache).sequence_lengths
     before = {path: path.stat().st_ino for path in cache.rglob("*")}
     event.set()
@@ -206,7 +206,7 @@ def test_a_mark_makes_and_renames_no_name(monkeypatch, address, cache):
 
 def test_a_copy_that_is_removed_before_the_flush_stays_removed(monkeypatch, address, cache):
     event = threading.Event()
-    monkeypatch.setattr("trackbed.files.flush.flush_file_system", lambda folder: event.wait(60))
+    monkeypatch.setattr("trackbed.files.writeback.flush_file_system", lambda folder: event.wait(60))
     _ = open_stored(address, cache).sequence_lengths
     shutil.rmtree(cache)
     event.set()

@@ -123,15 +123,15 @@ class Batch(Mapping[str, torch.Tensor]):
         """Returns the samples, each a view of this batch."""
         return [{name: tensor[at] for name, tensor in self._tensors.items()} for at in range(self.size)]
 
-    def check_fits(self, wanted: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> None:
-        """Checks that this batch has exactly the tensors `wanted`.
+    def check_fits(self, tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]]) -> None:
+        """Checks that this batch has exactly the tensors `tensors`.
 
         Raises:
             ArgumentError: names, dtypes or shapes differ; the message names the first difference.
         """
-        if list(self) != list(wanted):
-            raise ArgumentError(f"out must hold {', '.join(wanted)}, found {', '.join(self)}")
-        for name, (dtype, shape) in wanted.items():
+        if list(self) != list(tensors):
+            raise ArgumentError(f"out must hold {', '.join(tensors)}, found {', '.join(self)}")
+        for name, (dtype, shape) in tensors.items():
             found = self._tensors[name]
             if found.dtype != dtype or tuple(found.shape) != shape:
                 raise ArgumentError(

@@ -7,7 +7,7 @@ import os
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -16,8 +16,7 @@ import torch.utils.data
 
 from trackbed.datasets.batches.batch import Batch, BatchSpec
 from trackbed.datasets.batches.sources import FileBacked, Sources
-from trackbed.datasets.index_arrays import IndexArrays
-from trackbed.datasets.samples import SampleLocations
+from trackbed.datasets.samples import IndexArrays, SampleLocations
 from trackbed.errors import ArgumentError, FormatError
 from trackbed.kernels import FetchedBytes, Gathered, SampleSources
 from trackbed.tokens.stored.budget import BUDGET
@@ -113,7 +112,7 @@ class ReadsBatches(ABC):
         """Returns the samples at these positions, stacked.
 
         One kernel call cuts them from the mapped files, on several threads, without the GIL. Samples that need Python
-        are read one by one: those of a subclass that overrides `__getitem__` or
+        are read one by one: samples of a subclass that overrides `__getitem__` or
         `_query_document_sample_shuffle_indices`, of files that are not mapped, and of other low-level datasets.
 
         Args:
@@ -168,24 +167,15 @@ class ReadsBatches(ABC):
         return [self[position] for position in positions.tolist()]
 
 
-class BatchForm(ABC):
-    """Form of the batches of datasets of one configuration: their tensors, and the kernel that fills them."""
+class GatherKernel(Protocol):
+    """A kernel with what all batches of one configuration have in common."""
 
-    spec: BatchSpec
-    """The tensors."""
-
-    @property
-    @abstractmethod
-    def shared(self) -> Mapping[str, torch.Tensor]:
-        """Tensors that all samples share, by name."""
-
-    @abstractmethod
-    def gather(
+    def __call__(
         self,
         sources: SampleSources,
         datasets: npt.NDArray[np.int32],
         positions: npt.NDArray[np.int64],
-        arrays: Any,
+        batch: Any,
         *,
         fetched: FetchedBytes,
         num_threads: int | None,
@@ -196,10 +186,24 @@ class BatchForm(ABC):
             sources: the datasets' files.
             datasets: `[B]` dataset of each sample.
             positions: `[B]` position in that dataset.
-            arrays: memory of the batch, from `spec.memory`; None to find out which bytes are missing.
+            batch: memory of the batch, from `spec.memory`; None to find out which bytes are missing.
             fetched: bytes of files that are not mapped.
             num_threads: at least 1; None for the number of CPUs available to the process.
         """
+
+
+class BatchForm(ABC):
+    """Form of the batches of datasets of one configuration: their tensors, and the kernel that fills them."""
+
+    spec: BatchSpec
+    """The tensors."""
+    gather: GatherKernel
+    """The kernel."""
+
+    @property
+    @abstractmethod
+    def shared(self) -> Mapping[str, torch.Tensor]:
+        """Tensors that all samples share, by name."""
 
 
 class BatchReader:
@@ -260,10 +264,10 @@ class BatchReader:
         Returns:
             True if the kernel made all samples.
         """
-        found = self._try(datasets, positions, arrays, fetched, num_threads)
-        if found is None or not len(found.missing):
-            return found is not None and found.is_whole
-        ranges = join_ranges(found.missing)
+        gathered = self._try(datasets, positions, arrays, fetched, num_threads)
+        if gathered is None or not len(gathered.missing):
+            return gathered is not None and gathered.is_whole
+        ranges = join_ranges(gathered.missing)
         size_bytes = int((ranges[:, 2] - ranges[:, 1]).sum())
         size = len(positions)
         if size_bytes > BUDGET.half and size > 1:
@@ -273,8 +277,8 @@ class BatchReader:
             )
         with BUDGET.held(size_bytes):
             more = fetched.joined(self._sources.fetch(ranges))
-            found = self._try(datasets, positions, arrays, more, num_threads)
-        return found is not None and found.is_whole
+            gathered = self._try(datasets, positions, arrays, more, num_threads)
+        return gathered is not None and gathered.is_whole
 
     def _try(
         self,
@@ -293,14 +297,14 @@ class BatchReader:
             try:  # KeyboardInterrupt may be raised anywhere from here on
                 if not sources.begin_reading(datasets):
                     return None
-                found = self._form.gather(
+                gathered = self._form.gather(
                     sources.table, datasets, positions, arrays, fetched=fetched, num_threads=num_threads
                 )
             finally:
                 sources.end_reading()
-            if not found.absent:
-                return None if found.refused is not None else found
-            sources.map_files(found.absent)
+            if not gathered.absent:
+                return None if gathered.refused is not None else gathered
+            sources.map_files(gathered.absent)
         return None
 
     def empty_batch(self, size: int, *, pinned: bool) -> Batch:
@@ -334,14 +338,16 @@ os.register_at_fork(after_in_child=_reset_all)
 
 
 def _positions(indices: Indices) -> npt.NDArray[np.int64]:
-    found = np.asarray(indices)
-    if found.dtype == object and len(found) and all(isinstance(one, int) for one in found.flat):
-        raise IndexError(f"a sample must be in [-2**63, 2**63), found {max(found.flat, key=abs)}")
-    if found.ndim != 1 or (found.dtype.kind not in "iu" and len(found)):
-        raise ArgumentError(f"indices must be a vector of integers, found {found.dtype} of shape {list(found.shape)}")
-    if found.dtype.kind == "u" and len(found) and int(found.max()) > _HIGHEST:
-        raise IndexError(f"a sample must be below 2**63, found {int(found.max())}")
-    return np.ascontiguousarray(found, dtype=np.int64)
+    numbers = np.asarray(indices)
+    if numbers.dtype == object and len(numbers) and all(isinstance(one, int) for one in numbers.flat):
+        raise IndexError(f"a sample must be in [-2**63, 2**63), found {max(numbers.flat, key=abs)}")
+    if numbers.ndim != 1 or (numbers.dtype.kind not in "iu" and len(numbers)):
+        raise ArgumentError(
+            f"indices must be a vector of integers, found {numbers.dtype} of shape {list(numbers.shape)}"
+        )
+    if numbers.dtype.kind == "u" and len(numbers) and int(numbers.max()) > _HIGHEST:
+        raise IndexError(f"a sample must be below 2**63, found {int(numbers.max())}")
+    return np.ascontiguousarray(numbers, dtype=np.int64)
 
 
 def _stacked(dataset: ReadsBatches, positions: npt.NDArray[np.int64], out: Batch | None) -> Batch:

@@ -16,7 +16,7 @@ from trackbed.datasets.low_level import is_plain
 from trackbed.files import MAPS, Stamp, join_names, read_stamps
 from trackbed.kernels import Extent, FetchedBytes, SampleSources, Sentences, Visits
 from trackbed.tokens import DType, IndexedDataset, IndexedGroup, MappedSource
-from trackbed.tokens.lengths import fetch_copies
+from trackbed.tokens.headers import fetch_copies
 from trackbed.tokens.stored.source import StoredSource, fetch_ranges
 
 _CHECK_SECONDS: Final = 0.05
@@ -87,23 +87,23 @@ class Sources:
         Args:
             datasets: `[B]` datasets that samples are drawn from.
         """
-        wanted = set(datasets.tolist())
+        numbers = set(datasets.tolist())
         while True:
             # Before the lock is taken: the check may raise, and then the caller has nothing to release. A file that is
             # truncated after the check kills the process, so the sizes are looked at every 50 ms and not once.
             self._watch.check()
             self._lock.begin_reading()
-            if wanted <= self._readable:
+            if numbers <= self._readable:
                 if MAPS.is_tight:
-                    self._note_use(wanted)
+                    self._note_use(numbers)
                 return True
-            if not wanted.isdisjoint(self._needs_python):
+            if not numbers.isdisjoint(self._needs_python):
                 return False
             # The tables change only while no kernel reads them, so the reader gives up its turn and begins anew: in
             # between, another thread may have placed the same datasets, or released them.
             self._lock.end_reading()
             with self._lock.writing():
-                for number in wanted - self._needs_python:
+                for number in numbers - self._needs_python:
                     self._place(number)
 
     def end_reading(self) -> None:

@@ -14,8 +14,7 @@ import numpy as np
 import torch
 
 from trackbed.cache import Allocate, Arrays, ArraySpec, Entry, Kind, Request, fingerprint
-from trackbed.datasets.blend.indexed import ARRAYS, IndexedOrder
-from trackbed.datasets.blend.order import own_decisions
+from trackbed.datasets.blend.order import ARRAYS, IndexedOrder, own_decisions
 from trackbed.index.balanced import BALANCED_VERSION, balanced_blend, balanced_dtypes, largest_remainders
 from trackbed.kernels import available_threads
 
@@ -49,7 +48,7 @@ class BalancedOrder(IndexedOrder):
         if directory is None:
             return None
         total = sum(self.counts)
-        own = Entry(
+        built_entry = Entry(
             directory=Path(directory),
             stem="balanced",
             description=f"{total} samples of {len(self.counts)} datasets in the balanced order",
@@ -63,7 +62,7 @@ class BalancedOrder(IndexedOrder):
             },
             megatron=False,
         )
-        return Request(own, _KIND, self)
+        return Request(built_entry, _KIND, self)
 
     def expected(self) -> Mapping[str, ArraySpec]:
         """Returns dtypes and shapes of the two arrays."""
@@ -77,11 +76,11 @@ class BalancedOrder(IndexedOrder):
 
     def build(self, allocate: Allocate) -> Arrays:
         """Builds the two arrays."""
-        made = balanced_blend(
+        arrays = balanced_blend(
             self.counts,
             seed=self.spec.config.random_seed,
             num_threads=available_threads(),
             allocate=allocate,
             poll=lambda done: allocate.filled(done, *ARRAYS),
         )
-        return dict(zip(ARRAYS, made, strict=True))
+        return dict(zip(ARRAYS, arrays, strict=True))

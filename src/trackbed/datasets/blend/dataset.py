@@ -21,19 +21,15 @@ from trackbed.cache import Entry, Request, fingerprint
 from trackbed.datasets.batches.reader import BatchReader, ReadsBatches
 from trackbed.datasets.blend.balanced import BalancedOrder
 from trackbed.datasets.blend.greedy import GreedyOrder
-from trackbed.datasets.blend.indexed import ARRAYS
 from trackbed.datasets.blend.instant import InstantBlend
-from trackbed.datasets.blend.order import BlendOrder, BlendSpec
-from trackbed.datasets.cached import CachedDataset
+from trackbed.datasets.blend.order import ARRAYS, BlendOrder, BlendSpec
+from trackbed.datasets.cached import CachedDataset, check_overrides, is_ours
 from trackbed.datasets.config import BlendedMegatronDatasetConfig
-from trackbed.datasets.description import describe_blend, md5_of
 from trackbed.datasets.gpt.dataset import GPTDataset
 from trackbed.datasets.identity import DataChecksum, DatasetFingerprint, joined
-from trackbed.datasets.index_arrays import IndexArray, IndexArrays
 from trackbed.datasets.low_level import sampled_tokens
-from trackbed.datasets.megatron_dataset import MegatronDataset, description_now, samples_text
-from trackbed.datasets.overrides import check_overrides, is_ours
-from trackbed.datasets.samples import SampleLocations
+from trackbed.datasets.megatron_dataset import MegatronDataset, describe_blend, description_now, md5_of, samples_text
+from trackbed.datasets.samples import IndexArray, IndexArrays, SampleLocations
 from trackbed.errors import ArgumentError
 from trackbed.index import Order
 from trackbed.index.blend import dataset_index_dtype

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from trackbed.cache import Allocate, Arrays, ArraySpec, Entry, Kind, Request, in_memory
-from trackbed.datasets.blend.indexed import ARRAYS, IndexedOrder
+from trackbed.datasets.blend.order import ARRAYS, IndexedOrder
 from trackbed.index.blend import dataset_index_dtype, exhaustive_blend, greedy_blend
 
 _KIND: Final = Kind(is_blend=True)

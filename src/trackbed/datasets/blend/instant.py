@@ -15,8 +15,7 @@ import torch
 from trackbed.cache import Allocate, Arrays, Entry, Request
 from trackbed.datasets.blend.order import BlendSpec, own_decisions
 from trackbed.datasets.gpt.instant import StoredSample
-from trackbed.datasets.index_arrays import NO_INDEX, IndexArrays
-from trackbed.datasets.samples import SampleLocations
+from trackbed.datasets.samples import NO_INDEX, IndexArrays, SampleLocations
 from trackbed.errors import ArgumentError, PlanError
 from trackbed.index import BlendStage, InstantOrder, Split
 from trackbed.index.prefetch import PrefetchedOrder

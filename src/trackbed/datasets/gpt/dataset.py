@@ -11,20 +11,17 @@ import numpy.typing as npt
 import torch
 
 from trackbed.cache import Kind
-from trackbed.datasets.batches.gpt import GPTForm
+from trackbed.datasets.batches.forms import GPTForm
 from trackbed.datasets.batches.sources import SampleLayout
-from trackbed.datasets.cached import CachedDataset
+from trackbed.datasets.cached import CachedDataset, check_overrides
 from trackbed.datasets.gpt import sample
 from trackbed.datasets.gpt.config import GPTDatasetConfig
 from trackbed.datasets.gpt.indexed import IndexedSamples
-from trackbed.datasets.gpt.indices import GPTIndices
+from trackbed.datasets.gpt.indices import GPT_KIND, GPTIndices
 from trackbed.datasets.gpt.instant import InstantSamples
-from trackbed.datasets.gpt.kind import GPT_KIND
-from trackbed.datasets.index_arrays import IndexArray, IndexArrays
 from trackbed.datasets.low_level import num_sequences, open_group, open_pair
 from trackbed.datasets.megatron_dataset import LowLevelDataset
-from trackbed.datasets.overrides import check_overrides
-from trackbed.datasets.samples import SampleLocations, SamplePieces, Samples
+from trackbed.datasets.samples import IndexArray, IndexArrays, SampleLocations, SamplePieces, Samples
 from trackbed.errors import ArgumentError
 from trackbed.index.splits import Split
 
@@ -280,16 +277,16 @@ class GPTDataset(CachedDataset):
         shared = not (self.config.reset_position_ids or self.config.reset_attention_mask or self.config.eod_mask_loss)
         config, pad, eod = self.config, self._pad_token_id, self.config.tokenizer.eod  # type: ignore[union-attr]
         tokens, labels = sample.tokens_and_labels(text, extra_token=config.add_extra_token_to_sequence, pad=pad)
-        found: dict[str, Any] = {"tokens": tokens, "labels": labels}
+        item: dict[str, Any] = {"tokens": tokens, "labels": labels}
         if config.create_attention_mask:
             mask = self.causal_mask if shared else self.causal_mask.clone()
-            found["attention_mask"] = (
+            item["attention_mask"] = (
                 sample.cut_at_documents(mask, tokens, eod=eod) if config.reset_attention_mask else mask
             )
         masked_input = eod if config.eod_mask_loss else None
         loss_mask = sample.loss_mask(tokens, labels, pad=pad, masked_input=masked_input)
-        found["loss_mask"] = np.zeros_like(loss_mask) if idx is None else loss_mask
-        found["position_ids"] = (
+        item["loss_mask"] = np.zeros_like(loss_mask) if idx is None else loss_mask
+        item["position_ids"] = (
             torch.from_numpy(sample.positions_in_documents(tokens, eod=eod))
             if config.reset_position_ids
             else (self._positions if shared else self._positions.clone())
@@ -297,12 +294,12 @@ class GPTDataset(CachedDataset):
         for ids in (tokens, labels):
             ids[ids == pad] = 0  # a valid id for the embedding lookup; the loss mask is computed already
         for name in ("tokens", "labels", "loss_mask"):
-            found[name] = torch.from_numpy(found[name])
+            item[name] = torch.from_numpy(item[name])
         if config.create_cu_seqlens:
             pieces = self._opened.pieces(position)
             lengths = [stop - start for start, stop in zip(pieces.starts, pieces.stops, strict=True)]
-            found["cu_seqlens"], found["max_seqlen"] = sample.document_borders(lengths, config.sequence_length)
-        return found
+            item["cu_seqlens"], item["max_seqlen"] = sample.document_borders(lengths, config.sequence_length)
+        return item
 
     @property
     def causal_mask(self) -> torch.Tensor:

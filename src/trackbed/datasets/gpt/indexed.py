@@ -13,17 +13,12 @@ import numpy.typing as npt
 from trackbed.cache import LazyArrays
 from trackbed.datasets.gpt.indices import GPTIndices
 from trackbed.datasets.gpt.visits import ARRAYS, VisitArrays, VisitedSamples
-from trackbed.datasets.index_arrays import IndexArrays
-from trackbed.datasets.samples import SampleLocations, SamplePieces
+from trackbed.datasets.samples import IndexArrays, SampleLocations, SamplePieces
 from trackbed.kernels import Visits
 
 
 class IndexedSamples:
-    """Samples that are defined by the three indices of a dataset. See `Samples`.
-
-    Args:
-        indices: inputs of the indices.
-    """
+    """Samples that are defined by the three indices of a dataset. See `Samples`."""
 
     def __init__(self, indices: GPTIndices) -> None:
         self.indices = indices
@@ -85,7 +80,7 @@ class IndexedSamples:
         return VisitArrays(documents, rows, shuffle, self.index.arrays or {})
 
     def __getstate__(self) -> dict[str, Any]:
-        """The indices and a copy of their arrays, without those of the cache."""
+        """The indices and a copy of their arrays that do not lie in the cache."""
         return {"indices": self.indices, "index": copy(self.index)}
 
     @cached_property

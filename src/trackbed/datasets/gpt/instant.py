@@ -13,9 +13,8 @@ import numpy.typing as npt
 
 from trackbed.datasets.batches.sources import SampleLayout, Stretches
 from trackbed.datasets.gpt.visits import VisitArrays, VisitedSamples
-from trackbed.datasets.index_arrays import NO_INDEX, IndexArrays
 from trackbed.datasets.low_level import check_documents, num_sequences
-from trackbed.datasets.samples import SampleLocations, SamplePieces
+from trackbed.datasets.samples import NO_INDEX, IndexArrays, SampleLocations, SamplePieces
 from trackbed.errors import ArgumentError, FormatError, PlanError
 from trackbed.index import PERMUTATION_VERSION, InstantOrder
 from trackbed.index.epochs import stretches_per_epoch
@@ -23,7 +22,7 @@ from trackbed.index.prefetch import PrefetchedOrder
 from trackbed.kernels import Visits
 from trackbed.plural import number_of
 from trackbed.tokens import IndexedDataset, IndexedGroup, get_idx_path
-from trackbed.tokens.length_checksum import checksum_lengths
+from trackbed.tokens.idx_header import checksum_lengths
 
 
 class StoredSample(int):
@@ -115,14 +114,14 @@ class InstantSamples:
         if found != wanted:
             self._refuse(sequence, f"one at {found} after one that ends at {wanted}")
 
-    def _refuse(self, sequence: int, found: str) -> NoReturn:
+    def _refuse(self, sequence: int, problem: str) -> NoReturn:
         where = self.dataset.path_prefix
         if isinstance(self.dataset, IndexedGroup):
             member, sequence = self.dataset.find(sequence)
             where = self.dataset.members[member].path_prefix
         raise FormatError(
             f"{get_idx_path(where)}: sequences must lie one after the other, found sequence {sequence} damaged: "
-            f"{found}; `trackbed verify` says what else is wrong"
+            f"{problem}; `trackbed verify` says what else is wrong"
         )
 
     @property

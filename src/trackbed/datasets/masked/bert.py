@@ -35,7 +35,7 @@ class BERTMaskedWordPieceDatasetConfig(MaskedWordPieceDatasetConfig):
     """True to swap the segments of half of the samples, for the prediction of the next sentence; required."""
 
     bert_vocabulary_order: Literal["listed", "sorted"] = field(default="listed", kw_only=True)
-    """Order of the ids from which a random token is drawn. "listed": that of the tokenizer's `inv_vocab`, as in
+    """Order of the ids from which a random token is drawn. "listed": the order of the tokenizer's `inv_vocab`, as in
     megatron-core 0.16.1. "sorted": increasing ids, as in 0.18 and later."""
 
     def __post_init__(self) -> None:

@@ -14,19 +14,24 @@ import numpy.typing as npt
 import torch
 
 from trackbed.cache import Kind, LazyArrays, damage
-from trackbed.datasets.batches.masked import MaskedForm, MaskedSpec
+from trackbed.datasets.batches.forms import MaskedForm, MaskedSpec
 from trackbed.datasets.batches.reader import BatchForm
 from trackbed.datasets.batches.sources import SampleLayout
-from trackbed.datasets.cached import CachedDataset
-from trackbed.datasets.index_arrays import IndexArray, IndexArrays
+from trackbed.datasets.cached import CachedDataset, is_overridden
 from trackbed.datasets.low_level import num_documents, open_group, open_pair, reads_in_rounds
 from trackbed.datasets.masked.config import MaskedWordPieceDatasetConfig
 from trackbed.datasets.masked.indices import ARRAYS, MaskedIndices
-from trackbed.datasets.masked.masking import MaskingRules, mask_words
-from trackbed.datasets.masked.word_pieces import CONTINUES, UNKNOWN, WordPieces, digest_of, word_pieces_of
+from trackbed.datasets.masked.masking import (
+    CONTINUES,
+    UNKNOWN,
+    MaskingRules,
+    WordPieces,
+    digest_of,
+    mask_words,
+    word_pieces_of,
+)
 from trackbed.datasets.megatron_dataset import LowLevelDataset
-from trackbed.datasets.overrides import is_overridden
-from trackbed.datasets.samples import SampleLocations
+from trackbed.datasets.samples import IndexArray, IndexArrays, SampleLocations
 from trackbed.errors import ArgumentError, CacheError, FormatError
 from trackbed.index.splits import Split
 from trackbed.kernels import MaskingTable, Sentences
@@ -138,7 +143,7 @@ class MaskedWordPieceDataset(CachedDataset):
         )
 
     def _request_index(self, sequence_length: int, min_sentences: int) -> None:
-        """Requests the index, or takes that of a subclass that builds its own."""
+        """Requests the index, or takes the index that a subclass builds."""
         if self.builds_its_indices():
             self.sample_index = np.ascontiguousarray(self._build_sample_index(sequence_length, min_sentences))
             return

@@ -16,7 +16,7 @@ from trackbed.datasets.low_level import check_documents, data_stamps, most_token
 from trackbed.errors import ArgumentError, PlanError
 from trackbed.index import ranges
 from trackbed.kernels import build_mapping
-from trackbed.tokens.length_checksum import checksum_lengths
+from trackbed.tokens.idx_header import checksum_lengths
 
 ARRAYS: Final = ("sample_index",)
 _ENTRY_COST: Final = 4e5

@@ -1,12 +1,20 @@
-"""Abstract base class of tokenizers, with Megatron Core's names."""
+"""Base classes of tokenizers: Megatron Core's interface, and what the tokenizers of this package share.
+
+They share identity, special tokens, and copies for other processes.
+"""
 
 import json
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from typing import Any, NoReturn
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Final, NoReturn
 
 import numpy as np
 import numpy.typing as npt
+
+from trackbed.errors import ArgumentError
 
 
 class MegatronTokenizer(ABC):
@@ -96,3 +104,126 @@ class MegatronTokenizer(ABC):
 
     def _lacks(self, name: str) -> NoReturn:
         raise NotImplementedError(f"{type(self).__name__} has no {name!r}")
+
+
+_REBUILT: Final = ("vocab", "inv_vocab")  # built on first use, and left out of copies for other processes
+
+
+@dataclass(frozen=True, slots=True)
+class MegatronIdentity:
+    """Identity of a tokenizer of Megatron Core, as it appears in the names of cached indices.
+
+    A real Megatron job finds an index only if its tokenizer has the identity with which the index was built.
+    """
+
+    class_path: str
+    """Module and class, for instance of `DefaultTokenizerText` in megatron-core 0.16.1."""
+    path: str | None = None
+    """Path given to `MegatronTokenizer.from_pretrained`."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Keyword arguments given to `from_pretrained`, in their order."""
+
+    def unique_identifiers(self) -> "OrderedDict[str, Any]":
+        """Returns the identifiers that Megatron Core hashes."""
+        named = {name: str(value) for name, value in self.options.items()}
+        return OrderedDict([("class", self.class_path), ("tokenizer_path", self.path), *named.items()])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedAs:
+    """Name and options with which a tokenizer was opened, so that another host can open the same one."""
+
+    name: str
+    lower_case: bool
+    eod_token: str | None
+    special_tokens: bool
+
+
+class Adapter(MegatronTokenizer):
+    """Base of the tokenizers of this package.
+
+    Args:
+        paths: paths that the tokenizer was read from.
+        megatron_identity: identity of the tokenizer in a Megatron job that shares the cache, which replaces its own.
+        options: other options that decide its ids; those that are None are left out of the identity.
+    """
+
+    opened_as: OpenedAs | None = None
+    """Name and options that `open_tokenizer` was called with; None if the tokenizer was not opened by name."""
+
+    def __init__(self, *paths: str, megatron_identity: MegatronIdentity | None, **options: Any) -> None:
+        super().__init__(*paths, **{name: value for name, value in options.items() if value is not None})
+        if megatron_identity is not None:
+            self.unique_identifiers = megatron_identity.unique_identifiers()
+            self.unique_description = json.dumps(self.unique_identifiers, indent=4)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in _REBUILT}
+
+    @cached_property
+    def inv_vocab(self) -> dict[int, str]:
+        """Token of each id, in order of id: random tokens of BERT are drawn by it. Built on first use."""
+        return dict(sorted((index, token) for token, index in self.vocab.items()))
+
+    @property
+    def unknown_id(self) -> int | None:
+        """Id of text that the vocabulary does not cover; None if there is none."""
+        return None
+
+    @property
+    def bos(self) -> int:
+        """Id that begins a text."""
+        return self._id_of("bos")
+
+    @property
+    def eos(self) -> int:
+        """Id that ends a text."""
+        return self._id_of("eos")
+
+    @property
+    def pad(self) -> int:
+        """Id that pads short samples."""
+        return self._id_of("pad")
+
+    @property
+    def cls(self) -> int:
+        """Id of the classification token."""
+        return self._id_of("cls")
+
+    @property
+    def sep(self) -> int:
+        """Id of the separator."""
+        return self._id_of("sep")
+
+    @property
+    def mask(self) -> int:
+        """Id that stands for a masked token."""
+        return self._id_of("mask")
+
+    @property
+    def additional_special_tokens_ids(self) -> list[int]:
+        """Ids of the special tokens without a role of their own, such as the sentinels of T5."""
+        if self._additional is None:
+            self._lacks("additional_special_tokens_ids")
+        return list(self._additional)
+
+    @property
+    def _roles(self) -> Mapping[str, int]:
+        """Id of each of `ROLES` that the tokenizer has."""
+        return {}
+
+    @property
+    def _additional(self) -> list[int] | None:
+        """Ids of `additional_special_tokens_ids`; None if the kind of tokenizer has none."""
+        return None
+
+    def _id_of(self, role: str) -> int:
+        found = self._roles.get(role)
+        if found is None:
+            self._lacks(role)
+        return found
+
+    def _check_own(self, ids: list[int], own: list[int], text: str) -> None:
+        """Checks that ids are the tokens of a text, whose offsets are asked for."""
+        if list(ids) != own:
+            raise ArgumentError(f"{type(self).__name__}: offsets needs the ids of the text {text[:40]!r}, found others")

@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from trackbed.datasets.tokenizers.adapter import Adapter, MegatronIdentity
+from trackbed.datasets.tokenizers.base import Adapter, MegatronIdentity
 from trackbed.errors import ArgumentError
 
 _EOD_TEXT: Final = "<eod>"

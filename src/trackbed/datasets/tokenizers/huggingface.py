@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import tokenizers
 
-from trackbed.datasets.tokenizers.adapter import Adapter, MegatronIdentity
+from trackbed.datasets.tokenizers.base import Adapter, MegatronIdentity
 from trackbed.datasets.tokenizers.huggingface_folder import read_folder
 from trackbed.datasets.tokenizers.other_files import describe_other, missing_tokenizer
 from trackbed.datasets.tokenizers.rust_libraries import panics_as_errors
@@ -114,7 +114,7 @@ class LibraryTokenizer(Adapter):
 
     @cached_property
     def vocab(self) -> dict[str, int]:
-        """Id of each token, in order of id: that of the library differs from copy to copy. Built on first use."""
+        """Id of each token, in order of id: the library's order differs from copy to copy. Built on first use."""
         found = self._tokenizer.get_vocab(with_added_tokens=True)
         return dict(sorted(found.items(), key=lambda item: item[1]))
 

@@ -6,7 +6,8 @@ only where that could make a difference: a folder whose configuration states not
 """
 
 import json
-from collections.abc import Mapping
+import random
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -14,12 +15,40 @@ from typing import Any, Final
 import tokenizers
 
 from trackbed.datasets.extras import require
-from trackbed.datasets.tokenizers.check_texts import check_texts
 from trackbed.datasets.tokenizers.other_files import describe_folder
 from trackbed.datasets.tokenizers.rust_libraries import one_core, panics_as_errors
 from trackbed.datasets.tokenizers.sampling import switch_off_sampling, without_sampling
 from trackbed.datasets.tokenizers.special_tokens import ROLES
 from trackbed.errors import ArgumentError
+
+_TEXTS: Final = 300
+_PARTS: Final = 40
+_WORDS: Final = (  # words, between spaces
+    "the The THE cat don't WE'LL it's 's 'S def return x; std::vector<int> snake_case camelCase <div> &amp; "
+    "http://a.b/c?d=e 0 7 42 2026 123456789 3.14 0x1F 1e-9 . , ... -- !? ({[ ]}) \" ' ` \\ / // /* */ # ## == != -> _ "
+    # Accents in one and in two characters, ligatures, cases, quotes; digits of other scripts; scripts; emoji in parts.
+    "na\u00efve e\u0301 \ufb01 \u00df \u0130 \u01c5 \u2019s \u0663 \u00bd \u2167 \u00b2 "
+    "\u6771\u4eac \u3053\u3093\u306b\u3061\u306f \uc548\ub155 \u4e2d\u6587\u3002 \uff0c \u03b5\u03bb\u03bb "
+    "\u041f\u0440\u0438\u0432\u0435\u0442 \u0645\u0631\u062d\u0628\u0627 \u05e9\u05dc\u05d5\u05dd "
+    "\u0928\u092e\u0938\u094d\u0924\u0947 \u0e2a\u0e27\u0e31\u0e2a\u0e14\u0e35 "
+    "\U0001f642 \U0001f469\u200d\U0001f469\u200d\U0001f467 \U0001f1e9\U0001f1ea \U0001f44d\U0001f3fd"
+)
+_SPACES: Final = [*"   \t\n\r\v\f\u0085\u00a0\u2028\u3000", "  ", "   ", "\t\t", "\n\n", "\r\n"]
+_RARE: Final = [*"\u200b\u200d\ufeff\ufffd\ue000\U0010fffd\x00\x7f\x1b"]
+_LONG: Final = ["a" * 33, "=" * 70, "ab" * 40, " " * 33, "\n" * 9, "x" * 300]
+
+
+def check_texts(tokenizer: Any) -> Iterator[str]:
+    """Generates texts of many kinds for a tokenizer of `tokenizers`: a hundred kilobytes, the same on every call."""
+    draw = random.Random(0)
+    added = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
+    kinds = [*_WORDS.split(), *_SPACES * 3, *_RARE, *_LONG, *draw.sample(added, min(len(added), 20))]
+    size = tokenizer.get_vocab_size(with_added_tokens=True)
+    yield ""
+    for _ in range(_TEXTS):
+        yield "".join(draw.choices(kinds, k=draw.randrange(1, _PARTS)))
+        yield tokenizer.decode([draw.randrange(size) for _ in range(_PARTS)], skip_special_tokens=False)
+
 
 _LIBRARY_FILE: Final = "tokenizer.json"
 _CONFIG_FILE: Final = "tokenizer_config.json"
@@ -75,10 +104,10 @@ def read_with_transformers(path: Path) -> Any:
     options = {"local_files_only": True, "trust_remote_code": False}
     try:
         with panics_as_errors():
-            found = library.AutoTokenizer.from_pretrained(str(path), **options)
-            settings = None if found.is_fast else without_sampling(_processor_settings(found), where=path)
+            tokenizer = library.AutoTokenizer.from_pretrained(str(path), **options)
+            settings = None if tokenizer.is_fast else without_sampling(_processor_settings(tokenizer), where=path)
             if settings is not None:
-                found = library.AutoTokenizer.from_pretrained(str(path), sp_model_kwargs=settings, **options)
+                tokenizer = library.AutoTokenizer.from_pretrained(str(path), sp_model_kwargs=settings, **options)
     except Exception as error:
         # The cause may be any of the files, each with exceptions of another library.
         other = describe_folder(path)
@@ -86,9 +115,9 @@ def read_with_transformers(path: Path) -> Any:
         raise ArgumentError(
             f"{path}: must be a folder with a tokenizer that transformers can read: {reason}"
         ) from error
-    if found.is_fast:
-        switch_off_sampling(found.backend_tokenizer, where=path)
-    return found
+    if tokenizer.is_fast:
+        switch_off_sampling(tokenizer.backend_tokenizer, where=path)
+    return tokenizer
 
 
 def _processor_settings(found: Any) -> Mapping[str, Any]:
@@ -102,22 +131,22 @@ def stated_roles(found: Any) -> dict[str, int]:
     return {role: int(index) for role, index in ids.items() if index is not None}
 
 
-def stated_additional(found: Any) -> tuple[int, ...]:
+def stated_additional(tokenizer: Any) -> tuple[int, ...]:
     """Returns the ids of the special tokens without a role of a tokenizer of transformers.
 
     transformers 5 lists the tokens of `tokenizer.json` and of SentencePiece models among them, with a role or without.
     """
-    named = next((getattr(found, name) for name in reversed(_ADDITIONAL) if hasattr(found, name)), None) or []
-    ids = [int(found.convert_tokens_to_ids(str(token))) for token in named]
-    taken = {*stated_roles(found).values(), found.unk_token_id}
+    named = next((getattr(tokenizer, name) for name in reversed(_ADDITIONAL) if hasattr(tokenizer, name)), None) or []
+    ids = [int(tokenizer.convert_tokens_to_ids(str(token))) for token in named]
+    taken = {*stated_roles(tokenizer).values(), tokenizer.unk_token_id}
     return tuple(index for index in ids if index not in taken)
 
 
-def _library_of(found: Any) -> tokenizers.Tokenizer | None:
+def _library_of(tokenizer: Any) -> tokenizers.Tokenizer | None:
     """Returns a copy of the tokenizer that transformers runs, if it gives the same ids without transformers."""
-    if not found.is_fast:
+    if not tokenizer.is_fast:
         return None
-    copy = tokenizers.Tokenizer.from_str(found.backend_tokenizer.to_str())
+    copy = tokenizers.Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
     copy.no_truncation()
     copy.no_padding()
     with one_core():  # threads of the library would not survive a fork
@@ -125,7 +154,7 @@ def _library_of(found: Any) -> tokenizers.Tokenizer | None:
             with panics_as_errors():
                 texts = list(check_texts(copy))
                 copied = [one.ids for one in copy.encode_batch_fast(texts, add_special_tokens=False)]
-                wanted = found(texts, add_special_tokens=False, verbose=False)["input_ids"]
+                wanted = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
         except Exception:  # noqa: BLE001  one of the texts fails, with any error: only transformers can say why
             return None
     return copy if copied == wanted else None

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 from typing import Any, Final
 
-from trackbed.datasets.tokenizers.adapter import MegatronIdentity, OpenedAs
+from trackbed.datasets.tokenizers.base import MegatronIdentity, OpenedAs
 from trackbed.datasets.tokenizers.bytes_and_numbers import ByteTokenizer, NullTokenizer
 from trackbed.datasets.tokenizers.huggingface import HuggingFaceTokenizer
 from trackbed.datasets.tokenizers.huggingface_folder import OnlyTransformersError
@@ -44,7 +44,7 @@ def is_path(name: str) -> bool:
 
 
 def is_wordpiece(name: str) -> bool:
-    """True if the name of a tokenizer is that of a WordPiece vocabulary, which `lower_case` is for."""
+    """True if a tokenizer's name is of a WordPiece vocabulary, which `lower_case` is for."""
     return is_path(name) and name.endswith(_WORDPIECE) and not Path(name).is_dir()
 
 
@@ -127,19 +127,19 @@ def _open(
 
 def _checked(name: object) -> str:
     """Returns a name as text, if it can be one."""
-    found = os.fspath(name) if isinstance(name, os.PathLike) else name
-    if not isinstance(found, str) or not found or "\0" in found:
+    text = os.fspath(name) if isinstance(name, os.PathLike) else name
+    if not isinstance(text, str) or not text or "\0" in text:
         raise ArgumentError(f"the name of a tokenizer must be a path, or text such as 'bytes', found {name!r}")
     try:
-        if is_path(found):
-            Path(found).stat()
+        if is_path(text):
+            Path(text).stat()
     except FileNotFoundError:
         pass  # each kind says what it looked for
     except OSError as error:
         raise ArgumentError(
-            f"{found[:200]}: must be a file or folder that can be looked up, found: {error.strerror}"
+            f"{text[:200]}: must be a file or folder that can be looked up, found: {error.strerror}"
         ) from error
-    return found
+    return text
 
 
 def _refuse_tokens(name: str, eod_token: str | None, pad_token: str | None, *, special_tokens: bool) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trackbed.datasets.extras import require
-from trackbed.datasets.tokenizers.adapter import Adapter, MegatronIdentity
+from trackbed.datasets.tokenizers.base import Adapter, MegatronIdentity
 from trackbed.datasets.tokenizers.other_files import describe_other, missing_tokenizer
 from trackbed.datasets.tokenizers.special_tokens import end_of_document, no_end_of_document, usual_roles
 from trackbed.errors import ArgumentError

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trackbed.datasets.extras import require
-from trackbed.datasets.tokenizers.adapter import Adapter, MegatronIdentity
+from trackbed.datasets.tokenizers.base import Adapter, MegatronIdentity
 from trackbed.datasets.tokenizers.bytes_and_numbers import char_offsets
 from trackbed.datasets.tokenizers.rust_libraries import panics_as_errors
 from trackbed.datasets.tokenizers.special_tokens import additional_ids, end_of_document, no_end_of_document, usual_roles

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trackbed.datasets.extras import require
-from trackbed.datasets.tokenizers.adapter import Adapter, MegatronIdentity
+from trackbed.datasets.tokenizers.base import Adapter, MegatronIdentity
 from trackbed.datasets.tokenizers.huggingface_folder import read_with_transformers, stated_additional, stated_roles
 from trackbed.datasets.tokenizers.sampling import check_repeatable
 from trackbed.datasets.tokenizers.special_tokens import end_of_document, no_end_of_document

@@ -7,7 +7,7 @@ from typing import Final
 
 import tokenizers
 
-from trackbed.datasets.tokenizers.adapter import MegatronIdentity
+from trackbed.datasets.tokenizers.base import MegatronIdentity
 from trackbed.datasets.tokenizers.huggingface import LibraryTokenizer, SpecialTokens
 from trackbed.datasets.tokenizers.other_files import describe_other, missing_tokenizer
 from trackbed.datasets.tokenizers.rust_libraries import panics_as_errors
@@ -30,7 +30,7 @@ _SENTINEL: Final = re.compile(r"<extra_id_\d+>")
 class WordPieceTokenizer(LibraryTokenizer):
     """Tokenizer from a WordPiece vocabulary (`vocab.txt`, one piece a line), with the ids of BERT's.
 
-    The ids are those of `tokenizers.BertWordPieceTokenizer`: text is cleaned, split at spaces, punctuation and Chinese
+    The ids are `tokenizers.BertWordPieceTokenizer`'s: text is cleaned, split at spaces, punctuation and Chinese
     characters, and cut into pieces, where `##` marks a piece inside a word. Text that reads like a special token is
     tokenised as plain text unless `special_tokens` is True.
 

@@ -140,14 +140,14 @@ def has_etag(stamp: ObjectStamp) -> bool:
     return not stamp.tag.startswith(_MODIFIED)
 
 
-def stamp_of_metadata(found: Mapping[str, Any], address: Address) -> ObjectStamp:
+def stamp_of_metadata(metadata: Mapping[str, Any], address: Address) -> ObjectStamp:
     """Returns the stamp in the metadata of an answer."""
-    tag, modified = found.get("e_tag"), found.get("last_modified")
+    tag, modified = metadata.get("e_tag"), metadata.get("last_modified")
     if not tag or tag.startswith("W/"):
         if modified is None or modified == _NO_TIME:
             raise StoreError(f"{address.text}: the server must give a strong ETag or Last-Modified, found neither")
         tag = _MODIFIED + modified.astimezone(UTC).isoformat()
-    return ObjectStamp(int(found["size"]), str(tag))
+    return ObjectStamp(int(metadata["size"]), str(tag))
 
 
 _QUERY: Final = re.compile(r"(\w+://[^\s?#\"'<>]*)[?#][^\s\"'<>)]*")

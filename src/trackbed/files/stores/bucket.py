@@ -17,7 +17,7 @@ class Answer(NamedTuple):
 
 
 class Bucket(Protocol):
-    """One attempt of each request; errors are those of the library, which `retry_until` tells apart."""
+    """One attempt of each request; it raises the library's errors, which `retry_until` tells apart."""
 
     is_conditional: bool
     """True if `get` refuses an object with another stamp."""

@@ -30,8 +30,7 @@ from typing import Any, Final
 from trackbed.cancellation import check_cancelled
 from trackbed.errors import StoreError
 from trackbed.files.stores.address import Address, ObjectRange, ObjectStamp
-from trackbed.files.stores.event_loop import OutOfTimeError
-from trackbed.files.stores.retries import timeout_seconds
+from trackbed.files.stores.requests import OutOfTimeError, timeout_seconds
 from trackbed.files.stores.waiting import LOOK_SECONDS
 
 _LIBRARIES: Final = ("obstore", "multistorageclient")
@@ -44,6 +43,8 @@ def is_forked() -> bool:
 
 
 def _after_fork() -> None:
+    # Loaded modules are inherited with the memory, so that a process that was forked after its parent had loaded a
+    # library needs a helper, and so do its own children. One that was forked before can load the library itself.
     _state["is_forked"] = is_forked() or any(name in sys.modules for name in _LIBRARIES)
 
 
@@ -154,10 +155,15 @@ class _Helper:
     def connect(self) -> socket.socket:
         """Returns the socket of a new call."""
         with self._lock:
+            # The lock is held until the call has its socket: of two threads that make their first call at once, one
+            # starts the helper, and neither replaces the other's while it connects. Endpoints and credentials are read
+            # from the environment by the helper, so another environment needs another helper.
             environment = dict(os.environ)
             for _ in range(2):
                 if self._process is None or self._process.poll() is not None or self._environment != environment:
                     self._start(environment)
+                # The other end of the call is closed here as soon as the helper has it. Otherwise it would stay open
+                # after the helper has ended, and the wait for an answer would not end.
                 ours, theirs = socket.socketpair()
                 with theirs:
                     try:
@@ -173,6 +179,8 @@ class _Helper:
         self._stop()
         ours, theirs = socket.socketpair()
         with theirs:
+            # Only this process keeps the other end of the helper's standard input. The kernel closes it when this
+            # process is killed, and then the helper ends, too.
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _PROGRAM, *sys.path],
                 stdin=theirs.fileno(),
@@ -183,6 +191,7 @@ class _Helper:
         self._control, self._environment = ours, environment
 
     def _stop(self) -> None:
+        # The socket first: the helper ends when it is closed. A wait before that would always take its full time.
         if self._control is not None:
             self._control.close()
         if self._process is not None:
@@ -197,6 +206,7 @@ class _Helper:
 
     def forget(self) -> None:
         """In a child of this process: closes the socket of the helper, which is the parent's."""
+        # A thread of the parent may have held the lock at the fork. It does not exist here, so nobody would release it.
         self._lock = threading.Lock()
         if self._process is not None:
             self._process.returncode = 0  # no child of this process
@@ -219,6 +229,8 @@ def fetch(ranges: Sequence[ObjectRange], in_flight: int) -> list[memoryview]:
     """Fetches ranges; see `reads.fetch`."""
     ends = [0, *accumulate(one.stop - one.start for one in ranges)]
     with _shared_memory(ends[-1]) as (descriptor, area):
+        # The helper raises the error of a call that takes too long, with the reason. This deadline is for a helper that
+        # cannot, because it was stopped or is starting.
         deadline = time.monotonic() + timeout_seconds() + _START_SECONDS
         _call(Call("fetch", (list(ranges), in_flight)), descriptor, deadline=deadline)
     return [area[start:stop] for start, stop in pairwise(ends)]
@@ -265,7 +277,7 @@ def list_pages(folder: Address) -> Iterator[list[tuple[str, int]]]:
 
 
 def _call(
-    wanted: Call,
+    request: Call,
     descriptor: int | None = None,
     progress: Callable[[int], object] | None = None,
     *,
@@ -273,7 +285,7 @@ def _call(
 ) -> Any:
     with _HELPER.connect() as connection:
         try:
-            send_call(connection, wanted, descriptor)
+            send_call(connection, request, descriptor)
         except ConnectionError:
             raise _ended() from None
         for message in _messages(connection, deadline):
@@ -287,11 +299,15 @@ def _call(
 def _messages(connection: socket.socket, deadline: float | None = None) -> Iterator[Any]:
     """Yields the messages of the helper up to the result. The wait looks for Ctrl-C and cancellation."""
     while True:
+        # In short steps, as in `waiting.is_done_by`. When an error leaves this loop, the caller closes the socket, and
+        # the helper gives the call up at its next poll.
         while not is_readable(connection, LOOK_SECONDS):
             check_cancelled()
             if deadline is not None and time.monotonic() > deadline:
                 where = "the helper program of this forked process"
                 raise OutOfTimeError(where, "no answer")
+        # A helper that was killed, as by the system when memory is short, closes its end: an error, and no wait without
+        # end.
         try:
             message = receive(connection)
         except (EOFError, ConnectionError):

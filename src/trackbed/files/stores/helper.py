@@ -37,6 +37,8 @@ def main() -> None:
         _, descriptors, _, _ = socket.recv_fds(control, 1, 1)
         if not descriptors:
             os._exit(0)  # with all threads, whose results are not needed
+        # A thread for each call: a call that waits for its store must not keep those of other threads of the caller
+        # waiting.
         connection = socket.socket(fileno=descriptors[0])
         threading.Thread(target=_answer, args=(connection,), daemon=True).start()
 
@@ -47,10 +49,13 @@ def _answer(connection: socket.socket) -> None:
         try:
             call, descriptor = receive_call(connection)
             try:
+                # A caller that was interrupted closes its end. The poll notices that also while a request is under way;
+                # otherwise its bytes would still be fetched, and fill memory that nobody reads.
                 with polling(partial(_check_caller, connection)):
                     answer: Any = ResultMessage(_FUNCTIONS[call.function](connection, descriptor, *call.arguments))
             except (_CallerGoneError, ConnectionError):
                 return
+            # Every error must arrive: without an answer, the caller would report that the helper has ended.
             except Exception as error:  # noqa: BLE001 - it is raised in the process that waits
                 answer = FailureMessage(error)
             finally:

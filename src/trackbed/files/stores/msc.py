@@ -1,4 +1,4 @@
-"""Requests by multi-storage-client, and the addresses that its configuration file gives for those of a profile.
+"""Requests by multi-storage-client, and the addresses that its configuration file gives for a profile's.
 
 Its reads carry no condition: `fetch` compares stamps before and after them.
 """
@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 from trackbed.daemon_threads import call_on_thread
 from trackbed.files.stores.address import Address, ObjectRange, ObjectStamp, stamp_of_metadata
 from trackbed.files.stores.bucket import Answer
-from trackbed.files.stores.retries import WrongAnswerError
+from trackbed.files.stores.requests import WrongAnswerError
 
 _Result = TypeVar("_Result")
 _PAGE: Final = 1000

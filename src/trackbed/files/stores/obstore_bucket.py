@@ -8,7 +8,7 @@ from urllib.parse import unquote
 from trackbed.errors import ArgumentError
 from trackbed.files.stores.address import Address, ObjectRange, ObjectStamp, has_etag, stamp_of_metadata
 from trackbed.files.stores.bucket import Answer
-from trackbed.files.stores.retries import WrongAnswerError, is_forbidden, is_out_of_range, replaced
+from trackbed.files.stores.requests import WrongAnswerError, is_forbidden, is_out_of_range, replaced
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -42,7 +42,7 @@ class ObstoreBucket:
     async def head(self, address: Address) -> ObjectStamp:
         """Returns the stamp of an object."""
         try:
-            found = await self._library.head_async(self._store, _key(address))
+            metadata = await self._library.head_async(self._store, _key(address))
         except Exception as error:
             if not is_forbidden(error):
                 raise
@@ -50,7 +50,7 @@ class ObstoreBucket:
             options = {"range": (0, 1)}
             await self._library.get_async(self._store, _key(address), options=options)
             raise
-        return stamp_of_metadata(found, address)
+        return stamp_of_metadata(metadata, address)
 
     async def get(self, wanted: ObjectRange) -> memoryview:
         """Returns a range that is not empty."""
@@ -119,7 +119,7 @@ async def _body(answer: Any, start: int, stop: int) -> memoryview:
 
 
 def _key(address: Address) -> str:
-    """Returns the name that obstore wants. It quotes what a URL must not contain, so that of a URL is unquoted."""
+    """Returns the object's key. A key of an HTTP address is decoded, because obstore encodes it again."""
     key = unquote(address.key) if address.scheme in ("http", "https") else address.key
     if not key.strip("/"):
         raise ArgumentError(f"{address.text}: the address of an object must have a key, found none")

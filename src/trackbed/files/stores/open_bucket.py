@@ -15,7 +15,7 @@ from trackbed.files.stores.address import Address, redact
 from trackbed.files.stores.bucket import Bucket, WritableBucket
 from trackbed.files.stores.msc import MscBucket, equivalent_address
 from trackbed.files.stores.obstore_bucket import ObstoreBucket
-from trackbed.files.stores.retries import ATTEMPTS_IN_TIME, timeout_seconds
+from trackbed.files.stores.requests import ATTEMPTS_IN_TIME, timeout_seconds
 
 _Bucket = TypeVar("_Bucket")
 
@@ -141,18 +141,20 @@ def _open(
         "allow_http": root.startswith("http:") or endpoint.startswith("http://"),
     }
     provider = credential_provider(root.split(":", maxsplit=1)[0])
-    place = {"endpoint": endpoint} if endpoint else {}
+    location = {"endpoint": endpoint} if endpoint else {}
     if provider is not None:
-        place["credential_provider"] = provider
+        location["credential_provider"] = provider
 
     def open_uploads() -> Any:
         half = timedelta(seconds=seconds / 2)
         retries = {"max_retries": 10, "retry_timeout": half, "backoff": {"max_backoff": half / 4}}
-        return library.store.from_url(root, client_options={**client, "timeout": half}, retry_config=retries, **place)
+        return library.store.from_url(
+            root, client_options={**client, "timeout": half}, retry_config=retries, **location
+        )
 
     times = {"read_timeout": timedelta(seconds=stall), "timeout": timedelta(seconds=seconds)}
     retries = {"max_retries": 0}
-    store = library.store.from_url(root, client_options={**client, **times}, retry_config=retries, **place)
+    store = library.store.from_url(root, client_options={**client, **times}, retry_config=retries, **location)
     return ObstoreBucket(library, store, open_uploads)
 
 

@@ -18,10 +18,17 @@ from trackbed.errors import ArgumentError, StoreError
 from trackbed.files.stores import forked_requests
 from trackbed.files.stores.address import Address, ObjectRange, ObjectStamp
 from trackbed.files.stores.bucket import Answer, Bucket
-from trackbed.files.stores.event_loop import OutOfTimeError, result_by, run_until, submit
 from trackbed.files.stores.forked_requests import is_forked
 from trackbed.files.stores.open_bucket import open_bucket
-from trackbed.files.stores.retries import replaced, retry_until, timeout_seconds
+from trackbed.files.stores.requests import (
+    OutOfTimeError,
+    replaced,
+    result_by,
+    retry_until,
+    run_until,
+    submit,
+    timeout_seconds,
+)
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -65,7 +72,7 @@ def fetch(ranges: Sequence[ObjectRange], *, in_flight: int = _MOST_IN_FLIGHT) ->
         request = partial(buckets[one.address.root].get, one)
         results[number] = await retry_until(deadline, request, one.address)
 
-    wanted = [number for number, one in enumerate(ranges) if one.start < one.stop]
+    numbers = [number for number, one in enumerate(ranges) if one.start < one.stop]
     unguarded = list({one[:2]: one for one in ranges if not buckets[one.address.root].is_conditional}.values())
 
     async def check_one(one: ObjectRange) -> None:
@@ -74,12 +81,14 @@ def fetch(ranges: Sequence[ObjectRange], *, in_flight: int = _MOST_IN_FLIGHT) ->
             raise replaced(one.address)
 
     async def fetch_all() -> None:
+        # The reads of some buckets carry no condition: an object that is replaced between two of them would give bytes
+        # of both. So its stamp must be the same before the first read and after the last.
         await _for_each(unguarded, check_one, in_flight)
-        await _for_each(wanted, fetch_one, in_flight)
+        await _for_each(numbers, fetch_one, in_flight)
         await _for_each(unguarded, check_one, in_flight)
 
-    if wanted:
-        run_until(deadline, fetch_all(), where=ranges[wanted[0]].address.text)
+    if numbers:
+        run_until(deadline, fetch_all(), where=ranges[numbers[0]].address.text)
     return results
 
 
@@ -93,7 +102,7 @@ def fetch_heads(
 
     Args:
         addresses: `[N]` objects.
-        num_bytes: bytes of each, at least 1; those of a shorter object are all of its bytes.
+        num_bytes: bytes of each, at least 1; a shorter object is read whole.
         in_flight: requests at the same time, at least 1.
 
     Returns:
@@ -204,11 +213,13 @@ def fetch_to_file(
             raw = result_by(deadline, future, where=address.text)
             _write(descriptor, raw, start)
             done = start + len(raw)
+            # The part is dropped before the next one is begun, or five would be in memory.
             del raw, future
             start_next()
             if progress is not None:
                 progress(done)
     finally:
+        # After an error, nobody takes the results of the other parts; they would be fetched all the same.
         for _, _, future in running:
             future.cancel()
     _check_unguarded(bucket, address, stamp)
@@ -243,6 +254,8 @@ def _ask(
         try:
             results[number] = await retry_until(deadline, lambda: request(buckets[address.root], address), address)
         except (StoreError, FileNotFoundError, ArgumentError) as error:
+            # A store that did not answer for one object in its whole time is down, or cannot be reached. Each of
+            # thousands of objects would wait as long, one after the other.
             is_late = is_late or isinstance(error, OutOfTimeError)
             results[number] = error
 
@@ -263,6 +276,8 @@ def _buckets(addresses: Sequence[Address]) -> dict[str, Bucket]:
 
 async def _for_each(items: Sequence[_Item], work: Callable[[_Item], Awaitable[None]], in_flight: int) -> None:
     """Works on items, `in_flight` at the same time. The first error ends all work."""
+    # All workers take from one iterator. They run on one event loop, and change only at an `await`, so no item is taken
+    # twice.
     waiting = iter(items)
 
     async def take() -> None:
@@ -273,6 +288,7 @@ async def _for_each(items: Sequence[_Item], work: Callable[[_Item], Awaitable[No
     try:
         await asyncio.gather(*workers)
     finally:
+        # `gather` raises the first error and lets the others go on: they would fill results that nobody reads.
         for worker in workers:
             worker.cancel()
 
@@ -338,6 +354,8 @@ class _Listing:
         try:
             page = await anext(self._pages, None)
         except Exception:
+            # An iterator that has raised does not go on. A new one begins behind the last key, which is right only if
+            # the store sorts its listing; otherwise some keys would be left out.
             self._pages = None
             if self._last and not self._is_sorted:
                 raise StoreError(

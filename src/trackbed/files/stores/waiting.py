@@ -48,7 +48,7 @@ class LeftError(Exception):
 
 
 class WaitingPool:
-    """Threads that end with the program, unlike those of `concurrent.futures`, for which it waits.
+    """Threads that end with the program; it would wait for the threads of `concurrent.futures`.
 
     Args:
         num_threads: at least 1.

@@ -16,10 +16,9 @@ from trackbed.files.regular import open_regular
 from trackbed.files.stores import forked_requests
 from trackbed.files.stores.address import Address
 from trackbed.files.stores.bucket import WritableBucket
-from trackbed.files.stores.event_loop import OutOfTimeError, run_until
 from trackbed.files.stores.forked_requests import is_forked
 from trackbed.files.stores.open_bucket import check_writable, open_writable_bucket
-from trackbed.files.stores.retries import make_once, retry_until, timeout_seconds
+from trackbed.files.stores.requests import OutOfTimeError, make_once, retry_until, run_until, timeout_seconds
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -166,6 +165,8 @@ class _OpenFile:
         """Returns the part that begins at `start`."""
         wanted = min(self.part_bytes, self._size - start)
         raw = os.pread(self._descriptor, wanted, start)
+        # A file that is replaced in place between two parts would give an object of both. Its size is what can be
+        # compared at no cost.
         if len(raw) != wanted or os.fstat(self._descriptor).st_size != self._size:
             place = self.address.text
             raise StoreError(
@@ -182,10 +183,14 @@ def _put_parts(bucket: WritableBucket, file: _OpenFile, progress: Callable[[int]
     async def parts() -> AsyncIterator[bytes]:
         nonlocal deadline, done
         for start in file.starts:
+            # On a thread: a slow disk would hold up the event loop, and with it all other requests of this process.
             raw = await asyncio.to_thread(file.read, start)
+            # The library asks for a part when an earlier one has passed. An upload that stalls asks for none, so its
+            # time runs out; one that is slow, but goes on, has it anew with each part.
             deadline, done = time.monotonic() + 2 * seconds, start + len(raw)
             yield raw
 
+    # Called by the thread that waits, while the event loop's thread sets the two numbers: each is replaced as a whole.
     def poll(_done: int) -> None:
         if time.monotonic() > deadline:
             raise OutOfTimeError(file.address.text, "no answer")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from trackbed.blends.dataset_tables import path_of_pattern
-from trackbed.blends.repeats import pair_ids
+from trackbed.blends.members import pair_ids
 from trackbed.errors import ArgumentError
 from trackbed.files.stores import is_address
 from trackbed.index.splits import get_blend_from_list

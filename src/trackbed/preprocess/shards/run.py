@@ -13,12 +13,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
+from trackbed.datasets.tokenizers.fastokens import absolute_name
 from trackbed.errors import ArgumentError, TrackbedError
 from trackbed.files import clear_dead_partials, flush_to_disk, new_partial, publish, remove_partial, stores, write_new
 from trackbed.files.publish import Writer, find_partials
 from trackbed.files.stores import is_address, parse_address
 from trackbed.files.stores.waiting import call_all
-from trackbed.preprocess.checks import check_inputs, check_outputs, make_output_folder
 from trackbed.preprocess.config import InputProgress, PreprocessConfig, format_of
 from trackbed.preprocess.engines import (
     Engine,
@@ -29,16 +29,14 @@ from trackbed.preprocess.engines import (
     RayEngine,
     run_tasks,
 )
-from trackbed.preprocess.input_segments import InputSegment
-from trackbed.preprocess.inputs import Inputs, find_inputs
-from trackbed.preprocess.report import Report
-from trackbed.preprocess.shards.plan import ShardPlan, is_cut_anywhere, plan_shards
+from trackbed.preprocess.inputs import Inputs, InputSegment, find_inputs
+from trackbed.preprocess.report import Report, check_inputs, check_outputs, make_output_folder
+from trackbed.preprocess.shards.partition import ShardPlan, is_cut_anywhere, plan_shards
 from trackbed.preprocess.shards.spec import Probe, ShardSpec, ShardTask, shard_stem
+from trackbed.preprocess.shards.task import ShardWorker, find_shard
 from trackbed.preprocess.shards.totals import Totals
-from trackbed.preprocess.shards.worker import ShardWorker, find_shard
 from trackbed.preprocess.splitter import SentenceSplitter
 from trackbed.preprocess.tokenise import BatchTokenizer
-from trackbed.preprocess.tokenizer import absolute_name
 from trackbed.tokens import DType
 from trackbed.tokens.commit import LOCK_SUFFIX, check_pair_name, locked_pair
 from trackbed.tokens.paths import get_seal_path

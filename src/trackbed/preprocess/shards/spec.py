@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from trackbed.cache import fingerprint
-from trackbed.datasets.tokenizers.adapter import OpenedAs
+from trackbed.datasets.tokenizers.base import OpenedAs
 from trackbed.preprocess.config import Level, output_prefix
-from trackbed.preprocess.input_segments import InputSegment
+from trackbed.preprocess.inputs import InputSegment
 from trackbed.preprocess.splitter import SentenceSplitter
 from trackbed.preprocess.tokenise import BatchTokenizer
 

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from trackbed.errors import FormatError
-from trackbed.preprocess.folder_walk import names_by_reason
+from trackbed.preprocess.find_inputs import names_by_reason
 from trackbed.preprocess.inputs import Inputs
 from trackbed.preprocess.report import BAD_SHOWN, Output, Report
-from trackbed.preprocess.shards.plan import ShardPlan
+from trackbed.preprocess.shards.partition import ShardPlan
 from trackbed.preprocess.shards.spec import ShardSpec
 from trackbed.tokens.seal import Seal
 
@@ -100,5 +100,5 @@ class Totals:
 
 
 def _plus(total: int | None, found: Any) -> int | None:
-    """Returns the sum of a count over shards; None if one of them does not tell it, as those of earlier versions."""
+    """Returns the sum of a count over shards; None if one, as of an earlier version, does not tell it."""
     return None if total is None or found is None else total + int(found)

@@ -42,15 +42,15 @@ class FetchBudget:
     @contextlib.contextmanager
     def held(self, size_bytes: int) -> Iterator[None]:
         """Holds bytes for a read; waits until they are free."""
-        wanted = min(size_bytes, self.half)
-        while not self._take(wanted):
+        size = min(size_bytes, self.half)
+        while not self._take(size):
             time.sleep(_POLL_SECONDS)
             check_cancelled()
         try:
             yield
         finally:
             with self._lock:
-                self._held -= wanted
+                self._held -= size
 
     def _take(self, size_bytes: int) -> bool:
         with self._lock:

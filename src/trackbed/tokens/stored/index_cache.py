@@ -39,8 +39,7 @@ from trackbed.files import (
 )
 from trackbed.files.stores import Address, ObjectStamp
 from trackbed.files.stores.waiting import call_all
-from trackbed.tokens.idx_header import HEADER_BYTES, decode_header
-from trackbed.tokens.length_checksum import checksum_lengths
+from trackbed.tokens.idx_header import HEADER_BYTES, checksum_lengths, decode_header
 
 _FORMAT: Final = "trackbed-idx-copy"
 _VERSION: Final = 1
@@ -153,6 +152,7 @@ class StoredIndex:
         try:
             self._place.mkdir(parents=True, exist_ok=True)
             with self._locked():
+                # Once more under the lock: the process that held it may have fetched this object.
                 return self.find(stamp) or self._fetch(stamp)
         except OSError as error:
             if isinstance(error, FileNotFoundError) and error.filename == self.address.text:
@@ -173,8 +173,10 @@ class StoredIndex:
                 stores.fetch_to_file(self.address, stamp, descriptor)
             finally:
                 os.close(descriptor)
-            found = FileSum.of(checksum_file(partial))
+            sums = FileSum.of(checksum_file(partial))
             lengths_crc32 = checksum_lengths(_lengths_in(partial, self.address.text))
+            # Without a side file no process uses the copy. Killed between the two calls, a process that removed it
+            # later would leave it beside another copy than the one that it describes.
             copied.side.unlink(missing_ok=True)
             publish(partial, copied.idx)
         except BaseException:
@@ -184,7 +186,7 @@ class StoredIndex:
             address=self.address.text,
             endpoint=stores.endpoint_of(self.address),
             tag=stamp.tag,
-            idx=found,
+            idx=sums,
             lengths_crc32=lengths_crc32,
             boot=boot_id(),
             is_on_disk=False,

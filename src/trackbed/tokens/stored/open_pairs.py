@@ -1,6 +1,9 @@
-"""Opening of pairs in object stores: a few ranges of each `.idx`, for many pairs in flight together."""
+"""Finding and opening pairs in object stores: a few ranges of each `.idx`, for many pairs in flight together."""
 
+import re
 from collections.abc import Sequence
+from fnmatch import translate
+from glob import has_magic
 from typing import Final, NamedTuple
 
 from trackbed.errors import ArgumentError, FormatError, TrackbedError
@@ -49,17 +52,17 @@ def open_stored_pair(prefix: str, folder: str, *, multimodal: bool = False) -> P
         folder: folder of copies of `.idx` objects.
         multimodal: True to require modes.
     """
-    (found,) = open_stored_pairs([prefix], folder)
-    if isinstance(found, FileNotFoundError):
-        raise ArgumentError(f"{prefix}: a .bin and an .idx object must exist, missing {found.filename}") from found
-    if isinstance(found, Exception):
-        raise found
-    wanted = found.ends.header.size_bytes + found.ends.header.sequence_count
-    if multimodal and found.ends.size_bytes != wanted:
+    (pair,) = open_stored_pairs([prefix], folder)
+    if isinstance(pair, FileNotFoundError):
+        raise ArgumentError(f"{prefix}: a .bin and an .idx object must exist, missing {pair.filename}") from pair
+    if isinstance(pair, Exception):
+        raise pair
+    wanted = pair.ends.header.size_bytes + pair.ends.header.sequence_count
+    if multimodal and pair.ends.size_bytes != wanted:
         raise FormatError(
-            f"{get_idx_path(prefix)}: an index with modes must have {wanted} bytes, found {found.ends.size_bytes}"
+            f"{get_idx_path(prefix)}: an index with modes must have {wanted} bytes, found {pair.ends.size_bytes}"
         )
-    return found
+    return pair
 
 
 def stored_pair_exists(prefix: str) -> bool:
@@ -120,23 +123,23 @@ class _Begun(NamedTuple):
 
 def _fetch_ends(addresses: Sequence[Address]) -> list[IndexEnds | Exception]:
     """Reads the metadata of indices, as `read_index_ends` does of files."""
-    found: list[IndexEnds | Exception] = [FormatError("not read")] * len(addresses)
+    results: list[IndexEnds | Exception] = [FormatError("not read")] * len(addresses)
     begun = []
     heads = stores.fetch_heads(addresses, HEADER_BYTES + _END_BYTES) if addresses else []
     for number, (address, answer) in enumerate(zip(addresses, heads, strict=True)):
         if isinstance(answer, Exception):
-            found[number] = answer
+            results[number] = answer
             continue
         stamp, head = answer[0], memoryview(answer[1])
         try:
             header = decode_header(head[:HEADER_BYTES], path=address.text)
         except FormatError as error:
-            found[number] = error
+            results[number] = error
             continue
         begun.append(_Begun(number, address, stamp, head, header if header.size_bytes <= stamp.size_bytes else None))
     for one, ends in zip(begun, _finish_all(begun), strict=True):
-        found[one.number] = ends
-    return found
+        results[one.number] = ends
+    return results
 
 
 def _finish_all(begun: Sequence[_Begun]) -> list[IndexEnds | Exception]:
@@ -150,21 +153,85 @@ def _finish_all(begun: Sequence[_Begun]) -> list[IndexEnds | Exception]:
 
 def _finish(begun: Sequence[_Begun]) -> list[IndexEnds | Exception]:
     """Fetches what is not in the heads, and returns the metadata."""
-    spans = [(one, *span) for one in begun for span in one.spans()]
-    missing = [(one, start, stop) for one, start, stop in spans if stop > len(one.head) and stop > start]
-    answers = stores.fetch([ObjectRange(one.address, one.stamp, start, stop) for one, start, stop in missing])
-    fetched = {(one.number, *span): memoryview(raw) for (one, *span), raw in zip(missing, answers, strict=True)}
+    spans = [(begun_pair, *span) for begun_pair in begun for span in begun_pair.spans()]
+    missing = [
+        (begun_pair, start, stop) for begun_pair, start, stop in spans if stop > len(begun_pair.head) and stop > start
+    ]
+    answers = stores.fetch(
+        [ObjectRange(begun_pair.address, begun_pair.stamp, start, stop) for begun_pair, start, stop in missing]
+    )
+    fetched = {
+        (begun_pair.number, *span): memoryview(raw) for (begun_pair, *span), raw in zip(missing, answers, strict=True)
+    }
 
-    def content(one: _Begun, start: int, stop: int) -> memoryview:
-        return fetched.get((one.number, start, stop), one.head[start:stop])
+    def content(begun_pair: _Begun, start: int, stop: int) -> memoryview:
+        return fetched.get((begun_pair.number, start, stop), begun_pair.head[start:stop])
 
-    found: list[IndexEnds | Exception] = []
-    for one in begun:
-        tail, *numbers = (content(one, *span) for span in one.spans())
+    results: list[IndexEnds | Exception] = []
+    for begun_pair in begun:
+        tail, *numbers = (content(begun_pair, *span) for span in begun_pair.spans())
         values = [int.from_bytes(raw, "little", signed=True) for raw in numbers] or [0, 0, 0]
-        raw = RawIndexEnds((0, 0, 0), 0, one.head, memoryview(bytes(one.head) + bytes(tail)), *values)
+        raw = RawIndexEnds((0, 0, 0), 0, begun_pair.head, memoryview(bytes(begun_pair.head) + bytes(tail)), *values)
         try:
-            found.append(ends_of(raw, one.address.text, stamp=one.stamp))
+            results.append(ends_of(raw, begun_pair.address.text, stamp=begun_pair.stamp))
         except FormatError as error:
-            found.append(error)
-    return found
+            results.append(error)
+    return results
+
+
+_HIDDEN: Final = r"(?!\.)"
+"""No pattern matches a name that begins with a dot."""
+
+
+def object_exists(address: Address) -> bool:
+    """True if there is an object.
+
+    Raises:
+        StoreError: the store refuses, or does not answer in time.
+    """
+    try:
+        stores.stamp_of_object(address)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def match_objects(pattern: str) -> list[str]:
+    """Returns the addresses of the objects that match a pattern, as `glob` matches paths: `*` ends at a slash.
+
+    Raises:
+        ArgumentError: the store cannot be listed.
+        StoreError: the store refuses, or does not answer in time.
+    """
+    parts = pattern.split("/")
+    first = next((number for number, part in enumerate(parts) if has_magic(part)), len(parts))
+    folder = "/".join(parts[:first]) + "/"
+    wanted = [re.compile(_HIDDEN + translate(part)) for part in parts[first:]]
+    found = []
+    for address, _ in stores.list_objects(parse_address(folder)):
+        names = address.removeprefix(folder).split("/")
+        if len(names) == len(wanted) and all(map(re.Pattern.match, wanted, names)):
+            found.append(address)
+    return sorted(found)
+
+
+def find_stored_pairs(folder: str) -> list[str]:
+    """Returns the prefixes of the pairs directly in a folder, sorted. Does not check that both objects exist.
+
+    Args:
+        folder: its address, with or without a slash at the end.
+
+    Raises:
+        ArgumentError: there is none, or the store cannot be listed.
+        StoreError: the store refuses, or does not answer in time.
+    """
+    base = folder.rstrip("/") + "/"
+    prefixes = {
+        address[: -len(suffix)]
+        for address, _ in stores.list_objects(parse_address(base))
+        for suffix in (".bin", ".idx")
+        if address.endswith(suffix) and "/" not in address.removeprefix(base)
+    }
+    if not prefixes:
+        raise ArgumentError(f"{folder}: there must be a pair, or a folder with .bin and .idx objects, found neither")
+    return sorted(prefixes)

@@ -141,21 +141,21 @@ def fetch_ranges(sources: Sequence[StoredSource], ranges: npt.NDArray[np.int64])
     Raises:
         StoreError: an object was replaced, or the store does not give it.
     """
-    wanted = [
+    parts = [
         (number, part, min(part + _MOST_BYTES, stop), start, stop)
         for number, start, stop in ranges.tolist()
         for part in range(start, stop, _MOST_BYTES)
     ]
     answers = stores.fetch(
-        [ObjectRange(sources[number].address, sources[number].stamp, start, stop) for number, start, stop, *_ in wanted]
+        [ObjectRange(sources[number].address, sources[number].stamp, start, stop) for number, start, stop, *_ in parts]
     )
-    found: list[FetchedRange] = []
-    for (number, part, _, start, stop), answer in zip(wanted, answers, strict=True):
+    fetched: list[FetchedRange] = []
+    for (number, part, _, start, stop), answer in zip(parts, answers, strict=True):
         content = np.frombuffer(answer, dtype=np.uint8)
         if len(content) == stop - start:
-            found.append(FetchedRange(number, start, content))
+            fetched.append(FetchedRange(number, start, content))
             continue
         if part == start:
-            found.append(FetchedRange(number, start, np.empty(stop - start, dtype=np.uint8)))
-        found[-1].content[part - start : part - start + len(content)] = content
-    return found
+            fetched.append(FetchedRange(number, start, np.empty(stop - start, dtype=np.uint8)))
+        fetched[-1].content[part - start : part - start + len(content)] = content
+    return fetched

@@ -25,7 +25,7 @@ _MAX_SEAL_BYTES: Final = 16 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class ShardRequirements:
     """Recipe that the shard at a prefix must have."""
 
     prefix: str
@@ -58,7 +58,7 @@ class Shard(Protocol):
     """The pair of one key of a shard."""
 
     @property
-    def wanted(self) -> Wanted:
+    def wanted(self) -> ShardRequirements:
         """Its prefix, and how it must have been made."""
 
     def find(self) -> Seal | None:
@@ -89,7 +89,7 @@ class Shard(Protocol):
         """Removes what the builder has left."""
 
 
-def open_shard(wanted: Wanted) -> Shard:
+def open_shard(wanted: ShardRequirements) -> Shard:
     """Returns the shard at a path or address."""
     return StoreShard(wanted) if is_address(wanted.prefix) else FolderShard(wanted)
 
@@ -102,7 +102,7 @@ class FolderShard:
         wanted: its prefix, and how it must have been made.
     """
 
-    wanted: Wanted
+    wanted: ShardRequirements
 
     def find(self) -> Seal | None:
         """See `Shard`."""
@@ -152,7 +152,7 @@ class StoreShard:
         wanted: its prefix, and how it must have been made.
     """
 
-    def __init__(self, wanted: Wanted) -> None:
+    def __init__(self, wanted: ShardRequirements) -> None:
         self.wanted = wanted
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
@@ -185,12 +185,12 @@ class StoreShard:
             stores.delete_object(self._address(path))
         stores.put_file(self._address(get_bin_path), partials.bin)
         stores.put_file(self._address(get_idx_path), partials.idx)
-        # If False, the caller looks at the seal that is there: that of another worker, or our own after a lost answer.
+        # If False, the caller looks at the seal that is there: another worker's, or our own after a lost answer.
         if not stores.put_if_absent(self._address(get_seal_path), partials.seal.read_bytes()):
             self._check_files_of(read_seal(partials.seal))
 
     def _check_files_of(self, mine: Seal) -> None:
-        """Checks that the seal in the store is that of the files there, which this worker has just put.
+        """Checks that the seal in the store fits the files there, which this worker has just put.
 
         Workers of one run put the same bytes. One of another run may have put its seal meanwhile.
         """
@@ -222,25 +222,27 @@ class StoreShard:
         return parse_address(path_of(self.wanted.prefix))
 
 
-def _finished(wanted: Wanted, *, read: Callable[[], Seal], sizes: Callable[[], list[int | None]]) -> Seal | None:
+def _finished(
+    requirements: ShardRequirements, *, read: Callable[[], Seal], sizes: Callable[[], list[int | None]]
+) -> Seal | None:
     """Returns the seal of a finished shard; see `Shard.find`.
 
     Args:
-        wanted: how it must have been made.
+        requirements: how it must have been made.
         read: returns its seal.
         sizes: returns the sizes of its `.bin` and `.idx`; None for one that is missing.
     """
     try:
-        found = read()
+        seal = read()
     except FileNotFoundError:
         return None
     except FormatError:
-        if wanted.overwrite:
+        if requirements.overwrite:
             return None
         raise
-    if not wanted.accept(found):
+    if not requirements.accept(seal):
         return None
-    return found if sizes() == [found.bin.size_bytes, found.idx.size_bytes] else None
+    return seal if sizes() == [seal.bin.size_bytes, seal.idx.size_bytes] else None
 
 
 def _still_there(shard: Shard) -> Seal:

@@ -15,8 +15,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from trackbed.files.regular import signed
 from trackbed.files.resource_limit import MAPS
-from trackbed.files.stamp import signed
 
 _READ_BYTES: Final = 4096
 """A file of one page is read instead: a map takes as much memory, and the number of maps of a process is limited."""
@@ -114,7 +114,7 @@ def mapped_files(name_ends: tuple[str, ...]) -> frozenset[tuple[int, str]]:
     Covers the processes that this user may inspect. Paths and devices are less reliable: a process in a container may
     see a file under another path, and some file systems report another device for a mapped file.
     """
-    found: set[tuple[int, str]] = set()
+    mapped: set[tuple[int, str]] = set()
     for process in Path("/proc").glob("[0-9]*"):
         try:
             maps = (process / "maps").read_bytes()
@@ -123,5 +123,5 @@ def mapped_files(name_ends: tuple[str, ...]) -> frozenset[tuple[int, str]]:
         for line in _LINE.finditer(maps):
             name = line["name"].decode(errors="surrogateescape")
             if name.endswith(name_ends):
-                found.add((signed(int(line["inode"])), name))
-    return frozenset(found)
+                mapped.add((signed(int(line["inode"])), name))
+    return frozenset(mapped)

@@ -1,11 +1,11 @@
-"""Batches of GPT samples: their tensors, and the kernel that fills them.
+"""Forms of batches of GPT samples and of masked samples: their tensors, and the kernels that fill them.
 
 Shapes: B samples of a batch, S tokens of a sample.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,14 @@ import torch
 from trackbed.datasets.batches.reader import BatchForm
 from trackbed.datasets.gpt import sample
 from trackbed.datasets.gpt.config import GPTDatasetConfig
-from trackbed.kernels import BatchArrays, FetchedBytes, Gathered, SampleShape, SampleSources, gather
+from trackbed.kernels import (
+    BatchArrays,
+    MaskedBatchArrays,
+    MaskingTable,
+    SampleShape,
+    gather,
+    gather_masked,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +43,7 @@ class GPTSpec:
     def tensors(self, size: int) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
         """Returns dtype and shape of each tensor of a batch of B samples, in the order of a sample's keys."""
         ids = (torch.int64, (size, self.length))
-        wanted = {
+        entries = {
             "dataset_id": (self.dataset_id, (size,)),
             "tokens": ids,
             "labels": ids,
@@ -46,7 +53,7 @@ class GPTSpec:
             "cu_seqlens": (torch.int32 if self.has_borders else None, (size, self.length + 1)),
             "max_seqlen": (torch.int32 if self.has_borders else None, (size,)),
         }
-        return {name: (dtype, shape) for name, (dtype, shape) in wanted.items() if dtype is not None}
+        return {name: (dtype, shape) for name, (dtype, shape) in entries.items() if dtype is not None}
 
     def memory(self, size: int, arrays: dict[str, npt.NDArray[Any]]) -> BatchArrays:
         """Returns the memory of a batch as the kernel takes it."""
@@ -69,7 +76,7 @@ class GPTForm(BatchForm):
     def __init__(self, config: GPTDatasetConfig, *, pad: int, dataset_id: torch.dtype | None) -> None:
         eod = config.tokenizer.eod  # type: ignore[union-attr]
         has_eod = isinstance(eod, (int, np.integer))
-        self._shape = SampleShape(
+        shape = SampleShape(
             length=config.sequence_length,
             extra=int(config.add_extra_token_to_sequence),
             pad=pad,
@@ -77,8 +84,9 @@ class GPTForm(BatchForm):
             resets_positions=bool(config.reset_position_ids) and has_eod,
             masks_eod=bool(config.eod_mask_loss) and has_eod,
         )
+        self.gather = partial(gather, shape=shape)
         self.spec = GPTSpec(
-            length=self._shape.length,
+            length=shape.length,
             dataset_id=dataset_id,
             has_mask=config.create_attention_mask,
             shares_mask=not (config.reset_attention_mask and has_eod),
@@ -91,15 +99,37 @@ class GPTForm(BatchForm):
         is_shared = self.spec.has_mask and self.spec.shares_mask
         return {"attention_mask": sample.shared_mask(self.spec.length)} if is_shared else {}
 
-    def gather(
-        self,
-        sources: SampleSources,
-        datasets: npt.NDArray[np.int32],
-        positions: npt.NDArray[np.int64],
-        arrays: BatchArrays | None,
-        *,
-        fetched: FetchedBytes,
-        num_threads: int | None,
-    ) -> Gathered:
-        """Fills a batch; see `BatchForm.gather`."""
-        return gather(sources, datasets, positions, arrays, self._shape, fetched=fetched, num_threads=num_threads)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MaskedSpec:
+    """Specification of the tensors in the batches of a masked dataset. See `BatchSpec`."""
+
+    lengths: tuple[tuple[str, int | None], ...]
+    """Names of the tensors, in the order of a sample's keys, and their lengths; None for a number."""
+    dataset_id: torch.dtype | None
+    """Dtype of the dataset's number in a blend; None without a blend."""
+
+    def tensors(self, size: int) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+        """Returns dtype and shape of each tensor of a batch of B samples, in the order of a sample's keys."""
+        label = {} if self.dataset_id is None else {"dataset_id": (self.dataset_id, (size,))}
+        own = {name: (torch.int64, (size,) if length is None else (size, length)) for name, length in self.lengths}
+        return {**label, **own}
+
+    def memory(self, size: int, arrays: dict[str, npt.NDArray[Any]]) -> MaskedBatchArrays:
+        """Returns the memory of a batch as the kernel takes it."""
+        return MaskedBatchArrays(arrays)
+
+
+class MaskedForm(BatchForm):
+    """Form of the batches of masked datasets of one configuration."""
+
+    spec: MaskedSpec
+
+    def __init__(self, table: MaskingTable, spec: MaskedSpec) -> None:
+        self.spec = spec
+        self.gather = partial(gather_masked, table=table)
+
+    @property
+    def shared(self) -> Mapping[str, torch.Tensor]:
+        """No tensor: each sample has its own."""
+        return {}

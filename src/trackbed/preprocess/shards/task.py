@@ -1,32 +1,122 @@
-"""Work of one shard, which any process of any host can do: tokenise its part of the input, and publish its pairs."""
+"""Work of one shard, which any process of any host can do: tokenise its part of the input, and publish its pairs.
+
+The counts of its records are kept in its seal.
+"""
 
 import contextlib
 import pickle
 import socket
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
-from trackbed.datasets.tokenizers.adapter import OpenedAs
+from trackbed.datasets.tokenizers.base import OpenedAs
+from trackbed.datasets.tokenizers.fastokens import open_fastest_tokenizer
 from trackbed.errors import ArgumentError, FormatError, StoreError, TrackbedError
 from trackbed.files import stores
 from trackbed.files.stores import is_address, parse_address
-from trackbed.preprocess.inputs import InputFile
+from trackbed.preprocess.chunks import InputChunk, plan_segment_chunks
+from trackbed.preprocess.inputs import InputFile, InputSegment
 from trackbed.preprocess.open_input import chunk_bytes_of
-from trackbed.preprocess.plan import plan_segment_chunks
-from trackbed.preprocess.shards.counts import ShardCounts
-from trackbed.preprocess.shards.output import Shard, Wanted, open_shard
+from trackbed.preprocess.readers import LineCounter, count_lines_before
+from trackbed.preprocess.report import BAD_SHOWN
+from trackbed.preprocess.shards.shard_files import Shard, ShardRequirements, open_shard
 from trackbed.preprocess.shards.spec import ShardSpec, ShardTask, made_by, recipe_of
-from trackbed.preprocess.tokenise import ChunkTokenizer
-from trackbed.preprocess.tokenizer import open_fastest_tokenizer
+from trackbed.preprocess.tokenise import ChunkTokenizer, TokenisedChunk
 from trackbed.tokens import IndexedDatasetBuilder
 from trackbed.tokens.paths import get_seal_path
 from trackbed.tokens.seal import Seal
 from trackbed.version import __version__
+
+_MAX_REASON: Final = 500
+
+
+@dataclass(frozen=True, slots=True)
+class BadLine:
+    """A record that was skipped."""
+
+    path: str
+    line: int
+    """Line in its file, from 0; in a file that the shard begins inside of, lines of earlier shards are not counted."""
+    is_relative: bool
+    """True if the shard begins inside the file."""
+    reason: str
+
+
+@dataclass(slots=True)
+class ShardCounts:
+    """Running counts over the chunks of a shard, added in order.
+
+    Args:
+        segments: parts of the input that the shard consists of.
+        num_keys: number of keys.
+        skip_bad: False if a bad record is an error.
+        has_unknown: True if the tokenizer has an unknown token.
+    """
+
+    segments: Sequence[InputSegment]
+    num_keys: int
+    skip_bad: bool
+    has_unknown: bool
+    text_bytes: int = 0
+    records: int = 0
+    blank: int = 0
+    bad: int = 0
+    first_bad: list[BadLine] = field(default_factory=list)
+    dropped: list[int] = field(default_factory=list)
+    unknown: list[int | None] = field(default_factory=list)
+    empty: list[int] = field(default_factory=list)
+    _counter: LineCounter = field(default_factory=LineCounter)
+    _is_inside: bool = False
+    """True while the segments are of a file that the shard begins inside of."""
+
+    def __post_init__(self) -> None:
+        self.dropped = [0] * self.num_keys
+        self.empty = [0] * self.num_keys
+        self.unknown = [0 if self.has_unknown else None] * self.num_keys
+        self._is_inside = bool(self.segments) and self.segments[0].start > 0
+
+    def add(self, chunk: InputChunk, result: TokenisedChunk) -> None:
+        """Adds the counts of the next chunk."""
+        self.text_bytes += chunk.text_bytes
+        for segment, found in zip(chunk.segments, result.segments, strict=False):
+            self._is_inside = self._is_inside and segment.start > 0
+            for record in found.bad:
+                self._add_bad(segment, self._counter.line_of(segment, record), record.reason)
+            self._counter.advance(segment, found.lines)
+            self.records += found.records
+            self.blank += found.blank
+        for key, texts in enumerate(result.keys):
+            self.dropped[key] += texts.dropped
+            self.empty[key] += texts.empty
+            if texts.unknown is not None:
+                self.unknown[key] = (self.unknown[key] or 0) + texts.unknown
+
+    def to_json(self, key: int) -> dict[str, Any]:
+        """Returns the counts for the seal of the pair of one key."""
+        return {
+            "text_bytes": self.text_bytes,
+            "records": self.records,
+            "blank": self.blank,
+            "bad": self.bad,
+            "dropped": self.dropped[key],
+            **({"empty": self.empty[key]} if self.num_keys > 1 else {}),
+            "unknown": self.unknown[key],
+            "lines": self._counter.lines,
+            "first_bad": [[one.path, one.line, one.is_relative, one.reason] for one in self.first_bad],
+        }
+
+    def _add_bad(self, segment: InputSegment, line: int, reason: str) -> None:
+        if not self.skip_bad:
+            before = count_lines_before(segment.file, self.segments[0].start) if self._is_inside else 0
+            raise FormatError(f"{segment.file.name}:{before + line + 1}: {reason}")
+        self.bad += 1
+        if len(self.first_bad) < BAD_SHOWN:
+            self.first_bad.append(BadLine(segment.file.name, line, self._is_inside, reason[:_MAX_REASON]))
 
 
 class ShardWorker:
@@ -151,7 +241,7 @@ def find_shard(spec: ShardSpec, task: ShardTask) -> tuple[Seal, ...] | None:
 def _shards(spec: ShardSpec, task: ShardTask) -> list[Shard]:
     recipe = recipe_of(spec, task)
     return [
-        open_shard(Wanted(prefix=prefix, recipe=recipe, skip_bad=spec.skip_bad, overwrite=spec.overwrite))
+        open_shard(ShardRequirements(prefix=prefix, recipe=recipe, skip_bad=spec.skip_bad, overwrite=spec.overwrite))
         for prefix in spec.prefixes(task.shard)
     ]
 

@@ -62,16 +62,16 @@ class ShardPlan:
         # Files that end after `begin` or start at it, up to those that start before `end`.
         first = int(np.searchsorted(self.starts[1:], begin, side="left"))
         last = len(self.cut_anywhere) if is_last else int(np.searchsorted(self.starts[:-1], end, side="left"))
-        found = []
+        pieces = []
         for file in range(first, last):
             start, stop = int(self.starts[file]), int(self.starts[file + 1])
             if self.cut_anywhere[file]:
                 low, high = max(start, begin), min(stop, end)
                 if low < high:
-                    found.append(FileRange(file, low - start, high - start))
+                    pieces.append(FileRange(file, low - start, high - start))
             elif start >= begin:
-                found.append(FileRange(file, 0, stop - start))
-        return found
+                pieces.append(FileRange(file, 0, stop - start))
+        return pieces
 
 
 def plan_shards(sizes: Sequence[int], cut_anywhere: Sequence[bool], *, shard_bytes: int) -> ShardPlan:

@@ -7,9 +7,8 @@ process decompresses them lazily, as chunks are requested, and the workers recei
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from trackbed.preprocess.decompress import read_blocks, read_whole
-from trackbed.preprocess.input_segments import InputSegment
-from trackbed.preprocess.inputs import Compression, InputFile, InputFormat
+from trackbed.preprocess.inputs import Compression, InputFile, InputFormat, InputSegment
+from trackbed.preprocess.open_input import read_blocks, read_whole
 from trackbed.preprocess.row_groups import read_row_groups
 
 
