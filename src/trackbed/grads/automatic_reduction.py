@@ -171,7 +171,7 @@ class AutomaticReduction:
         """Forgets a backward pass that has failed, so that the next one is reduced. Called before a forward pass."""
         state = self.state
         is_left = state.is_queued or state.has_failed
-        if is_left and torch._C._current_graph_task_id() == -1:  # noqa: SLF001  there is no public name
+        if is_left and torch._C._current_graph_task_id() == -1:
             self.forget_pass()
 
     def forget_pass(self) -> None:

@@ -111,8 +111,8 @@ class _Tensor:
         kind = _storage_type(self._dtype)
         if kind is None:  # newer types have no class: they name themselves, and their storage counts bytes
             storage = _Storage(torch.UntypedStorage, self._count * self._dtype.itemsize)
-            return torch._utils._rebuild_tensor_v3, (storage, *layout, self._dtype)  # noqa: SLF001  as torch.save
-        return torch._utils._rebuild_tensor_v2, (_Storage(kind, self._count), *layout)  # noqa: SLF001  as torch.save
+            return torch._utils._rebuild_tensor_v3, (storage, *layout, self._dtype)
+        return torch._utils._rebuild_tensor_v2, (_Storage(kind, self._count), *layout)
 
 
 class _PayloadPickler(pickle.Pickler):
