@@ -15,7 +15,7 @@ from tests.support.checkpoints.states import check_loaded, shardings, state_of, 
 from tests.support.tiers import with_files
 from trackbed.checkpoint import find_damage, open_checkpoint
 from trackbed.checkpoint.load import load
-from trackbed.checkpoint.plan.assignment import plan_balanced
+from trackbed.checkpoint.plan.assignment import assign_balanced
 from trackbed.checkpoint.ranks import Meeting, meet
 from trackbed.checkpoint.save import agree_on_plan, save
 from trackbed.checkpoint.state.sharded_object import LocalNonpersistentObject, ShardedObject
@@ -352,7 +352,7 @@ def test_a_plan_that_was_not_checked_is_not_used_by_a_save_that_checks(tmp_path)
     def work(group):
         state = {"w": tensor("w", torch.ones(4))}
         with meet("save", group) as meeting:
-            agree_on_plan(meeting, list(state.values()), {}, plan_balanced, validates=False)
+            agree_on_plan(meeting, list(state.values()), {}, assign_balanced, validates=False)
         with pytest.raises(CheckpointError, match="w: main replicas must cover each element once"):
             save(state, tmp_path / "checked", group=group)
 

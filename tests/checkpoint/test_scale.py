@@ -7,7 +7,7 @@ import torch
 
 from trackbed.checkpoint.format.extents import SUM_BYTES, FileChecksum, SideFile
 from trackbed.checkpoint.io.written_files import WrittenFiles, catalogue_of
-from trackbed.checkpoint.plan.assignment import plan_balanced
+from trackbed.checkpoint.plan.assignment import assign_balanced
 from trackbed.checkpoint.plan.shard_table import DTYPES, Table
 from trackbed.checkpoint.plan.validate import require_valid
 
@@ -67,7 +67,7 @@ def seconds(function, *arguments):
 def test_a_save_of_4096_ranks_is_checked_planned_and_described_in_fractions_of_a_second():
     table = table_of_all()
     _, validation = seconds(require_valid, table)
-    plan, planning = seconds(plan_balanced, table, NUM_RANKS)
+    plan, planning = seconds(assign_balanced, table, NUM_RANKS)
     loads = np.bincount(plan.rank, table.num_bytes[plan.row], minlength=NUM_RANKS)
     assert loads.max() / loads.mean() < 1.05
     assert (plan.axis < 0).all()  # none of them is large enough to be cut

@@ -12,9 +12,9 @@ import pytest
 
 from tests.comm.ended_rank import WAYS
 from tests.support.processes.launching import run_script
-from trackbed.comm import participant
+from trackbed.comm import processes
 from trackbed.comm.outcomes import describe_ended
-from trackbed.comm.participant import Peers
+from trackbed.comm.processes import Peers
 from trackbed.comm.store import MemoryStore, StoreTampered
 
 
@@ -44,11 +44,11 @@ def test_the_process_of_the_store_waits_for_the_last_reader_though_another_one_h
 
 def announced(store, rank, process, start=None):
     """Announces a process in the name of a rank."""
-    from trackbed.comm import participant
+    from trackbed.comm import processes
 
-    host = participant._host()
+    host = processes._host()
     number = store.add(f"{host}/count", 1)
-    start = participant._start_of(process) if start is None else start
+    start = processes._start_of(process) if start is None else start
     store.set(f"{host}/{number}", f"[{rank},{process},{start}]".encode())
 
 
@@ -108,12 +108,12 @@ def test_a_process_that_is_gone_or_replaced_when_it_is_opened_has_ended():
 def test_ranks_in_this_process_and_on_other_hosts_are_not_watched(monkeypatch):
     store, own = MemoryStore(), Peers(0)
     announced(store, 1, os.getpid())
-    monkeypatch.setattr("trackbed.comm.participant._host", lambda: "host/other/1")
+    monkeypatch.setattr("trackbed.comm.processes._host", lambda: "host/other/1")
     store.set("host/other/1/1", b"[2,1,0]")
     own.meet(store)
     assert own.ended() == {}
     assert own._descriptors == {}
-    monkeypatch.setattr("trackbed.comm.participant._host", lambda: None)
+    monkeypatch.setattr("trackbed.comm.processes._host", lambda: None)
     Peers(3).announce(store)
     Peers(3).meet(store)
 
@@ -135,8 +135,8 @@ def test_a_system_without_such_descriptors_leaves_the_timeout(monkeypatch):
 @pytest.mark.parametrize("content", [b"", b"7", b"[1,2]", b'[1,"2",3]', b"[1,-2,3]", b"[1,true,3]", b"\xff"])
 def test_entries_that_no_rank_wrote_are_refused(content):
     store = MemoryStore()
-    store.add(f"{participant._host()}/count", 1)
-    store.set(f"{participant._host()}/1", content)
+    store.add(f"{processes._host()}/count", 1)
+    store.set(f"{processes._host()}/1", content)
     with pytest.raises(StoreTampered, match="the process of a rank must be one that the rank wrote"):
         Peers(0).meet(store)
 
@@ -164,7 +164,7 @@ def test_a_rank_that_ends_before_all_have_met_is_known_from_what_is_there():
     store, own, gone = MemoryStore(), Peers(0), sleeping()
     own.announce(store)
     announced(store, 1, gone.pid)
-    store.add(f"{participant._host()}/count", 1)  # another one has begun to announce itself
+    store.add(f"{processes._host()}/count", 1)  # another one has begun to announce itself
     gone.kill()
     gone.wait()
     own.meet(store, is_complete=False)
@@ -176,4 +176,4 @@ def test_ranks_that_are_threads_of_one_process_are_announced_once():
     store = MemoryStore()
     for rank in range(64):
         Peers(rank).announce(store)
-    assert store.add(f"{participant._host()}/count", 0) == 1
+    assert store.add(f"{processes._host()}/count", 0) == 1

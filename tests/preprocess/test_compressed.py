@@ -20,7 +20,7 @@ from trackbed.errors import FormatError, PlanError
 from trackbed.preprocess import PreprocessConfig, preprocess
 from trackbed.preprocess.chunks import plan_chunks
 from trackbed.preprocess.inputs import find_inputs
-from trackbed.preprocess.readers import read_lines
+from trackbed.preprocess.records import read_lines
 from trackbed.tokens import IndexedDataset
 
 COMPRESS = {".gz": gzip.compress, ".zst": zstandard.ZstdCompressor(write_checksum=True).compress}

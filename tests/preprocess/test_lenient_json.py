@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from trackbed.preprocess import PreprocessConfig, TrainingConfig, open_tokenizer, preprocess, train_tokenizer
 from trackbed.preprocess.lenient_json import MOST_LEVELS, read_object
-from trackbed.preprocess.readers import RecordError, parse_record
+from trackbed.preprocess.records import RecordError, parse_record
 
 ODD = {
     "NaN": "NaN",

@@ -21,7 +21,7 @@ from trackbed.preprocess import (
 )
 from trackbed.preprocess.chunks import plan_chunks
 from trackbed.preprocess.inputs import find_inputs
-from trackbed.preprocess.tokenise import ChunkTokenizer
+from trackbed.preprocess.tokenise_chunk import ChunkTokenizer
 from trackbed.preprocess.train_tokenizer import _Corpus
 from trackbed.tokens import IndexedDataset
 

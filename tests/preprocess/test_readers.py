@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from trackbed.errors import FormatError
 from trackbed.preprocess.chunks import plan_chunks
 from trackbed.preprocess.inputs import InputSegment, find_inputs
-from trackbed.preprocess.readers import BadRecord, RecordError, TextRecord, parse_record, read_lines, read_segment
+from trackbed.preprocess.records import BadRecord, RecordError, TextRecord, parse_record, read_lines, read_segment
 
 LIMIT = 1 << 20
 

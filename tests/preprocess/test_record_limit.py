@@ -19,7 +19,7 @@ from trackbed.errors import ArgumentError, FormatError
 from trackbed.preprocess import PreprocessConfig, TrainingConfig, preprocess, train_tokenizer
 from trackbed.preprocess.chunks import plan_chunks
 from trackbed.preprocess.inputs import find_inputs
-from trackbed.preprocess.readers import read_lines
+from trackbed.preprocess.records import read_lines
 from trackbed.tokens import IndexedDataset
 
 COMPRESS = {"": bytes, ".gz": gzip.compress, ".zst": zstandard.compress}

@@ -8,8 +8,8 @@ from trackbed.datasets.tokenizers.bytes_and_numbers import ByteTokenizer
 from trackbed.preprocess import open_tokenizer
 from trackbed.preprocess.chunks import plan_chunks
 from trackbed.preprocess.inputs import find_inputs
-from trackbed.preprocess.readers import BadRecord
-from trackbed.preprocess.tokenise import ChunkTokenizer, TokenisedSegment
+from trackbed.preprocess.records import BadRecord
+from trackbed.preprocess.tokenise_chunk import ChunkTokenizer, TokenisedSegment
 
 
 def tokenise(path, tokenizer, *, keys=("text",), append_eod=False, skip_bad=False, dtype=np.uint16, **options):

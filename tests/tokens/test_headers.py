@@ -10,7 +10,7 @@ from tests.support.files.blends import write_pair
 from trackbed.datasets.start import Start
 from trackbed.errors import ArgumentError, FormatError
 from trackbed.tokens import IndexedDataset, IndexedGroup
-from trackbed.tokens.headers import read_headers
+from trackbed.tokens.read_headers import read_headers
 
 
 class Opened:

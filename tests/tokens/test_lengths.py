@@ -3,7 +3,7 @@ import pytest
 
 from tests.support.files.built_pair import build
 from trackbed.tokens import IndexedDataset
-from trackbed.tokens.headers import read_lengths
+from trackbed.tokens.read_headers import read_lengths
 
 LENGTHS = [3, 0, 2, 5]
 

@@ -25,8 +25,8 @@ from trackbed.index.splits import Bounds, Split, split_range
 from trackbed.tokens import IndexedDataset, IndexedGroup, ObjectStorageConfig
 from trackbed.tokens.commit import interruption
 from trackbed.tokens.format import PairHeader
-from trackbed.tokens.headers import read_headers
 from trackbed.tokens.paths import get_bin_path, get_idx_path
+from trackbed.tokens.read_headers import read_headers
 from trackbed.tokens.stored.open_pairs import match_objects
 
 _COMPARING_THREADS: Final = 8  # on a network file system each waits for an answer

@@ -22,12 +22,12 @@ class Executor:
     """Threads that build indices, chunk by chunk.
 
     Args:
-        wanted: indices that are missing, in the same order on every rank that builds them.
+        indices: those that are missing, in the same order on every rank that builds them.
         num_ranks: number of these ranks, at least 1.
         num_threads: threads that compute at once, at least 1. Small indices, whose files take most of the time, have
             one thread more.
         progress: called after each index that was built.
-        num_total: number of indices that are built in all caches; by default those wanted.
+        num_total: number of indices that are built in all caches; by default the length of `indices`.
         share: part of the cost of all caches that is this one's.
     """
 

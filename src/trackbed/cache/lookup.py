@@ -135,13 +135,13 @@ class _Notes(NamedTuple):
 
 
 def _look_up_batch(requests: Sequence[Request], notes: _Notes | None) -> list[LookupResult]:
-    locations = [result.entry.shared if result.entry.megatron else result.entry.aside for result in requests]
+    locations = [each.entry.shared if each.entry.megatron else each.entry.aside for each in requests]
     results = _look_at(requests, locations, notes)
     is_foreign = [result.state is State.foreign for result in results]
     taken = [number for number, request in enumerate(requests) if is_foreign[number] and request.entry.megatron]
     if taken:
         others = [requests[number] for number in taken]
-        aside = _look_at(others, [result.entry.aside for result in others], notes)
+        aside = _look_at(others, [each.entry.aside for each in others], notes)
         for number, result in zip(taken, aside, strict=True):
             results[number] = result._replace(taken=results[number].why)
     return results

@@ -8,7 +8,7 @@ import numpy as np
 from trackbed.checkpoint.folder import CheckpointFolder, open_folder
 from trackbed.checkpoint.format.catalogue import Catalogue
 from trackbed.checkpoint.format.config_file import CONFIG_NAME, maybe_load_config
-from trackbed.checkpoint.format.dcp_metadata import METADATA_NAME, decode_metadata
+from trackbed.checkpoint.format.dcp_metadata import DCP_METADATA, decode_metadata
 from trackbed.checkpoint.format.extents import SIDE_NAME, SideFile
 from trackbed.checkpoint.io.boxes import BoxReader
 from trackbed.checkpoint.io.file_reader import FileReader, maybe_read_file
@@ -62,7 +62,7 @@ def _of_side(opened: CheckpointFolder, side: SideFile, progress: Callable[[int],
             continue
         if crc != stored.crc:
             yield f"{name}: its checksum must be {stored.crc:08x}, as {SIDE_NAME} says, but is {crc:08x}: it is damaged"
-    for name, check in ((METADATA_NAME, _check_metadata), (CONFIG_NAME, _check_config)):
+    for name, check in ((DCP_METADATA, _check_metadata), (CONFIG_NAME, _check_config)):
         if name in side.files:
             try:
                 check(opened)
@@ -85,9 +85,9 @@ def _checksum(reader: FileReader, num_bytes: int, name: str, progress: Callable[
 
 def _check_metadata(opened: CheckpointFolder) -> None:
     """Checks that `.metadata` and the side file describe the same items."""
-    found = decode_metadata(maybe_read_file(opened.path, METADATA_NAME) or b"")
+    found = decode_metadata(maybe_read_file(opened.path, DCP_METADATA) or b"")
     if _described(found) != _described(opened.catalogue):
-        raise CheckpointError(f"{METADATA_NAME}: must describe the same items as {SIDE_NAME}, but does not")
+        raise CheckpointError(f"{DCP_METADATA}: must describe the same items as {SIDE_NAME}, but does not")
 
 
 def _check_config(opened: CheckpointFolder) -> None:

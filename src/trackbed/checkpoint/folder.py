@@ -16,7 +16,7 @@ import orjson
 
 from trackbed.checkpoint.format.catalogue import EMPTY, Catalogue
 from trackbed.checkpoint.format.config_file import CONFIG_NAME, maybe_load_config
-from trackbed.checkpoint.format.dcp_metadata import METADATA_NAME, decode_metadata
+from trackbed.checkpoint.format.dcp_metadata import DCP_METADATA, decode_metadata
 from trackbed.checkpoint.format.extents import SIDE_NAME, SideFile
 from trackbed.checkpoint.format.safe_pickle import load_torch_item
 from trackbed.checkpoint.io.boxes import BoxReader
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 COMMON_NAME: Final = "common.pt"
 _DATA_FILE: Final = re.compile(r".*__\d+_\d+\.distcp")
-_OWN_NAMES: Final = (CONFIG_NAME, METADATA_NAME, SIDE_NAME, COMMON_NAME, "integrity.json")
+_OWN_NAMES: Final = (CONFIG_NAME, DCP_METADATA, SIDE_NAME, COMMON_NAME, "integrity.json")
 """Names of files of a checkpoint besides those with items; the last may have been written by Megatron Core 0.19."""
 _COMMON_OBJECT: Final = "common_state/shard_0_1"
 """Object in which Megatron Core 0.19 keeps what 0.16 has in `common.pt`."""
@@ -134,12 +134,12 @@ def open_folder(path: Path) -> CheckpointFolder:
         )
     if config is None and (path / COMMON_NAME).exists():
         raise CheckpointError(f"{path}: must be a complete checkpoint, but has no {CONFIG_NAME}")
-    content = maybe_read_file(path, METADATA_NAME)
+    content = maybe_read_file(path, DCP_METADATA)
     if content is None:
         if path.is_file():
             found = "is a file: torch.load reads those of torch.save"
         else:
-            found = f"{METADATA_NAME} cannot be read: there is none" if path.is_dir() else "there is no such folder"
+            found = f"{DCP_METADATA} cannot be read: there is none" if path.is_dir() else "there is no such folder"
         raise CheckpointError(f"{path}: must be a distributed checkpoint, but {found}{_hint_of_others(path)}")
     return _without_side(path, decode_metadata(content), is_plain=config is None)
 
@@ -148,7 +148,7 @@ def _hint_of_others(path: Path) -> str:
     """Names the last checkpoint in a folder of checkpoints, or another format of the files."""
     if any(path.glob("*.safetensors")):
         return "; its files are in the format of safetensors, which safetensors.torch.load_file reads"
-    others = sorted(one.parent.name for one in path.glob(f"*/{METADATA_NAME}"))
+    others = sorted(one.parent.name for one in path.glob(f"*/{DCP_METADATA}"))
     return f"; {others[-1]} in it is one" if others else ""
 
 
@@ -179,7 +179,7 @@ def _open_whole(path: Path) -> CheckpointFolder:
     if opened.side is not None:
         # A strategy that is used alone writes no `metadata.json`.
         with naming_other_programs(path, opened.side):
-            for name in sorted({METADATA_NAME, CONFIG_NAME} & opened.side.files.keys()):
+            for name in sorted({DCP_METADATA, CONFIG_NAME} & opened.side.files.keys()):
                 opened.check(name, maybe_read_file(path, name) or b"")
     return opened
 
@@ -204,7 +204,7 @@ def open_for_all(path: Path, meeting: Meeting) -> CheckpointFolder:
     head, _, catalogue_text = content.partition(b"\n")
     save_id, is_plain = orjson.loads(head)
     if save_id is None:
-        if not (path / METADATA_NAME).exists():
+        if not (path / DCP_METADATA).exists():
             raise CheckpointError(
                 f"{path}: must be a folder on a file system that all ranks share, but this rank does not see it"
             )
@@ -233,7 +233,7 @@ def load_common(path: Path) -> dict[str, Any]:
 
 
 def _take_over_others(final: Path, partial: Path) -> None:
-    """Gives all that belongs to no checkpoint a second name, in the folder that takes the place of the first."""
+    """Links the files of other programs into the new folder, or copies them, before it replaces the old one."""
     # Second names, no moves: until the exchange the earlier checkpoint must be whole where it is, as this process may
     # be killed at any moment.
     for path in final.iterdir():
@@ -250,14 +250,14 @@ def link_or_copy(source: str, target: str) -> None:
     try:
         os.link(source, target, follow_symlinks=False)
     except OSError:
-        # A link is the same file. The bytes of a copy must be on the disk before the exchange is.
+        # The bytes of a copy must be on the disk before the exchange is.
         shutil.copy2(source, target, follow_symlinks=False)
         flush_files([Path(target)])
 
 
 def is_checkpoint(path: Path) -> bool:
     """True if a folder looks like a complete checkpoint, which may be replaced by another."""
-    return any((path / name).is_file() for name in (METADATA_NAME, SIDE_NAME)) or _has_config(path)
+    return any((path / name).is_file() for name in (DCP_METADATA, SIDE_NAME)) or _has_config(path)
 
 
 def _has_config(path: Path) -> bool:
@@ -320,7 +320,7 @@ def commit_checkpoint(partial: Path, final: Path) -> None:
 
     An absent or empty folder takes the name by one rename. An earlier checkpoint is exchanged with the new one, which
     takes over all files there that belong to no checkpoint. Into a folder with other files alone the new ones move,
-    `metadata.json` last, without which it is no checkpoint.
+    `metadata.json` last: without it the folder is a damaged checkpoint, which the next save replaces.
 
     Raises:
         CheckpointError: a folder has the name of a file of the checkpoint, or a volume is mounted at `final`.
@@ -346,7 +346,8 @@ def _commit(partial: Path, final: Path) -> None:
         return
     # The names that make a folder a checkpoint come last. In another order, a kill in between would leave a folder that
     # looks complete and lacks files.
-    names = sorted(os.listdir(partial), key=lambda name: (name == CONFIG_NAME, name == METADATA_NAME, name))  # noqa: PTH208
+    last = (SIDE_NAME, DCP_METADATA, CONFIG_NAME)
+    names = sorted(os.listdir(partial), key=lambda name: (last.index(name) if name in last else -1, name))  # noqa: PTH208
     for name in names:
         # All names are looked at before the first moves, so that this error leaves the folder as it was.
         if (final / name).is_dir():
@@ -435,7 +436,7 @@ def _is_as_described(path: Path, name: str, side: SideFile) -> bool:
 
 def _is_of_another_program(path: Path, side: SideFile) -> bool:
     """True if `.metadata` is whole, and of another length: torch's says more than Trackbed's."""
-    content, stored = maybe_read_file(path, METADATA_NAME), side.files.get(METADATA_NAME)
+    content, stored = maybe_read_file(path, DCP_METADATA), side.files.get(DCP_METADATA)
     if content is None or stored is None or len(content) == stored.num_bytes:
         return False
     try:

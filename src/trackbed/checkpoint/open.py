@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from trackbed.checkpoint.folder import CheckpointFolder, local_folder, open_folder
-from trackbed.checkpoint.format.dcp_metadata import METADATA_NAME
+from trackbed.checkpoint.format.dcp_metadata import DCP_METADATA
 from trackbed.checkpoint.io.boxes import BoxReader
 from trackbed.checkpoint.load import require_covered
 from trackbed.checkpoint.ranks import Ranks, meet
@@ -196,7 +196,7 @@ def _latest_name(folder: Path) -> str:
     found = [
         (int(number[0]), one.name)
         for one in folder.iterdir()
-        if (number := _NUMBER.search(one.name)) and (one / METADATA_NAME).is_file()
+        if (number := _NUMBER.search(one.name)) and (one / DCP_METADATA).is_file()
     ]
     for _, name in sorted(found, reverse=True):
         try:
@@ -205,7 +205,7 @@ def _latest_name(folder: Path) -> str:
             logger.warning("%s: is passed over, because it is not whole: %s", folder / name, error)
         else:
             return name
-    if (folder / METADATA_NAME).is_file():
+    if (folder / DCP_METADATA).is_file():
         raise CheckpointError(
             f"{folder}: must be a folder of checkpoints, but is a checkpoint itself: give the folder that it is in"
         )

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Final
 
 from trackbed.checkpoint.folder import commit_checkpoint, link_or_copy, open_folder
-from trackbed.checkpoint.format.dcp_metadata import METADATA_NAME, encode_metadata
+from trackbed.checkpoint.format.dcp_metadata import DCP_METADATA, encode_metadata
 from trackbed.checkpoint.format.extents import SIDE_NAME, FileChecksum
 from trackbed.files.checksum import crc32
 from trackbed.files.publish import remove_partial, write_new
 from trackbed.files.publish_folder import flush_files, make_partial_folder
 
-_DESCRIPTIONS: Final = (METADATA_NAME, SIDE_NAME)
+_DESCRIPTIONS: Final = (DCP_METADATA, SIDE_NAME)
 
 
 def remove_tensors(folder: Path, is_removed: Callable[[str], bool]) -> None:
@@ -32,10 +32,10 @@ def remove_tensors(folder: Path, is_removed: Callable[[str], bool]) -> None:
     opened = open_folder(folder)
     catalogue = opened.all_items.without(is_removed)
     emptied = set(opened.catalogue.files) - set(catalogue.files)
-    contents = {METADATA_NAME: encode_metadata(catalogue)}
+    contents = {DCP_METADATA: encode_metadata(catalogue)}
     if opened.side is not None:
         files = {name: stored for name, stored in opened.side.files.items() if name not in emptied}
-        files[METADATA_NAME] = FileChecksum(len(contents[METADATA_NAME]), crc32(contents[METADATA_NAME]))
+        files[DCP_METADATA] = FileChecksum(len(contents[DCP_METADATA]), crc32(contents[DCP_METADATA]))
         contents[SIDE_NAME] = replace(opened.side, files=files, catalogue=catalogue).encode()
     partial = make_partial_folder(folder.absolute(), may_replace=lambda _: True)
     try:

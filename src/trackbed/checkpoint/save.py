@@ -12,19 +12,19 @@ import torch
 
 from trackbed.checkpoint.folder import COMMON_NAME, commit_checkpoint, data_name, target_folder
 from trackbed.checkpoint.format.config_file import CONFIG_NAME, CheckpointingConfig
-from trackbed.checkpoint.format.dcp_metadata import METADATA_NAME, encode_metadata
+from trackbed.checkpoint.format.dcp_metadata import DCP_METADATA, encode_metadata
 from trackbed.checkpoint.format.extents import SIDE_NAME, FileChecksum, SideFile
 from trackbed.checkpoint.format.safe_pickle import torch_bytes
 from trackbed.checkpoint.io.file_writer import WrittenItem, write_items
 from trackbed.checkpoint.io.written_files import WrittenFiles, catalogue_of
 from trackbed.checkpoint.megatron_arguments import refuses_megatron_arguments
-from trackbed.checkpoint.plan.assignment import Assignment, plan_balanced
+from trackbed.checkpoint.plan.assignment import Assignment, assign_balanced
 from trackbed.checkpoint.plan.shard_table import Table, gather_table, is_written, tabulate
 from trackbed.checkpoint.plan.validate import require_distinct, require_main_replicas, require_valid
 from trackbed.checkpoint.ranks import Meeting, Observer, Phases, Ranks, meet
 from trackbed.checkpoint.state.describe import describe_state
-from trackbed.checkpoint.state.partial_tensors import check_whole, check_whole_shards
-from trackbed.checkpoint.state.plain_tensors import check_same, digesting
+from trackbed.checkpoint.state.partial_tensors import refuse_partial_shards, refuse_partial_tensors
+from trackbed.checkpoint.state.plain_tensors import check_plain_tensors_agree, digesting
 from trackbed.checkpoint.state.sharded_object import ShardedObject
 from trackbed.checkpoint.state.sharded_tensor import ShardedTensor, is_main_replica
 from trackbed.comm.torch_group import check_initialized
@@ -34,10 +34,11 @@ from trackbed.files.publish import write_new
 from trackbed.files.publish_folder import flush_files, make_partial_folder
 
 Shard = ShardedTensor | ShardedObject
-Choose = Callable[[Table, int], Assignment]
+Assign = Callable[[Table, int], Assignment]
 _SAVE: Final = "save"
-"""Word with which ranks that save begin, so that one at another operation is noticed."""
-_OBJECT_STEP: Final = 64 << 10
+"""First item of what ranks exchange in a save: a rank at another operation sends something else."""
+_OBJECT_ROUNDING: Final = 64 << 10
+"""Sizes of objects are rounded down to multiples of this, so that a plan outlives objects that grow a little."""
 _last_plans: Final[WeakKeyDictionary[Any, "_LastPlan"]] = WeakKeyDictionary()
 
 
@@ -53,17 +54,19 @@ def save(
 ) -> None:
     """Collective over `group`: saves a state dictionary as a checkpoint, which appears whole or not at all.
 
-    In a folder with files of other programs, which are kept, the files of the checkpoint appear one after the other.
+    The exception is a folder that has only files of other programs: these are kept, and the files of the checkpoint
+    appear beside them one after the other.
 
-    `save({**sharded_state(model, optimizer), "step": 100}, "checkpoints/step-0000100")`, on every rank.
+    Example, on every rank: `save({**sharded_state(model, optimizer), "step": 100}, "checkpoints/step-0000100")`.
 
     Ranks that have copies of the same shard divide the writing among themselves. The state dictionary is not changed.
 
     Args:
         state: dictionary with a `ShardedTensor` for each tensor that all ranks write, a `ShardedObject` for each object
             of one rank, and plain tensors and values, which rank 0 writes. The main replicas of all ranks must cover
-            each tensor once. Plain values come back equal and of their class, or are refused with their place. Plain
-            tensors of 64 KiB or more must be the same on all ranks that have them, and `DTensor`s are refused.
+            each tensor once. Plain values load as equal values of the same class; one that would not is refused,
+            with an error that names its place. Plain tensors of 64 KiB or more must be the same on all ranks that have
+            them, and `DTensor`s are refused.
         folder: folder of the checkpoint, neither a link nor the working directory. An earlier checkpoint there is
             replaced, where the file system can exchange two folders.
         content_metadata: description of the contents, which `load` returns under the key "content_metadata".
@@ -75,7 +78,8 @@ def save(
     Raises:
         ArgumentError: an argument is Megatron Core's, which `trackbed.megatron.save` takes, or this process is one of
             several and `torch.distributed` was not initialised.
-        CheckpointError: on every rank, with the rank that failed and its message. The folder is as it was before.
+        CheckpointError: on every rank, with the rank that failed and its message. The folder is as it was before,
+            unless the error came while the checkpoint was given its name, or from `observe` after that.
     """
     if group is None:
         check_initialized("save")
@@ -95,13 +99,13 @@ def _save(
 ) -> None:
     with phases("describe"):
         described = describe_state(state)
-        check_whole(described.common)
-        check_whole_shards(described.shards)
+        refuse_partial_tensors(described.common)
+        refuse_partial_shards(described.shards)
     with phases("plan"):
         require_distinct(described.shards, described.places, meeting.rank)
         shards = list(filter(is_written, described.shards))
         objects = encode_objects(shards)
-        plan = agree_on_plan(meeting, shards, objects, plan_balanced, validates=True)
+        plan = agree_on_plan(meeting, shards, objects, assign_balanced, validates=True)
     partial = make_partial(folder, meeting)
     with digesting(described.common if meeting.size > 1 else {}, meeting.poll) as plain_tensors:
         with phases("write"):
@@ -110,8 +114,8 @@ def _save(
             written = write_shards(partial, values, names, meeting.poll, direct=direct)
         with phases("collect"):
             own_tensors = plain_tensors()
-            written_by_rank, digests = collect_beside(meeting, written, own_tensors.digest())
-            check_same(meeting, own_tensors, digests)
+            written_by_rank, digests = gather_written(meeting, written, own_tensors.digest())
+            check_plain_tensors_agree(meeting, own_tensors, digests)
     with phases("commit"):
         if meeting.rank == 0:
             config = CheckpointingConfig("torch_dist", 1)
@@ -130,7 +134,7 @@ class SavePlan:
     table: Table
     """Shards of all ranks."""
     assignment: Assignment
-    """Parts of them that are written, and by whom."""
+    """Part of the shards that each rank writes."""
     first_row: int
     """Row of this rank's first shard."""
 
@@ -139,11 +143,11 @@ class SavePlan:
 class _LastPlan:
     """Plan of the last save over some ranks."""
 
-    name: str
+    table_digest: str
     """Digest of the table of all ranks."""
-    digest: bytes
+    own_digest: bytes
     """Digest of this rank's table."""
-    choose: Choose
+    assign: Assign
     is_validated: bool
     """True if main replicas are known to cover each tensor once."""
     plan: SavePlan
@@ -167,7 +171,7 @@ def encode_objects(shards: Sequence[Shard], *, writes_storages: bool = False) ->
 
 
 def agree_on_plan(
-    meeting: Meeting, shards: Sequence[Shard], objects: Mapping[int, bytes], choose: Choose, *, validates: bool = True
+    meeting: Meeting, shards: Sequence[Shard], objects: Mapping[int, bytes], assign: Assign, *, validates: bool = True
 ) -> SavePlan:
     """Collective over the ranks: plans a save.
 
@@ -177,34 +181,37 @@ def agree_on_plan(
         meeting: the ranks.
         shards: shards of this rank.
         objects: bytes of its objects, from `encode_objects`.
-        choose: chooses what each rank writes, from the table of all and the number of ranks.
-        validates: True to check that main replicas cover each tensor once; else they must cover what any rank has.
+        assign: assigns to each rank what it writes, from the table of all and the number of ranks.
+        validates: True to check that main replicas cover each tensor once; False to check only that every element of
+            which a rank has a copy is in a main replica.
 
     Raises:
-        CheckpointError: they do not.
+        CheckpointError: main replicas leave something out, or a rank is at another operation.
     """
-    # Rounded, so that an object that grows a little changes no plan.
     sizes = [len(objects.get(number, b"")) for number, shard in enumerate(shards) if isinstance(shard, ShardedObject)]
-    own_table = tabulate(shards, meeting.rank, [size // _OBJECT_STEP * _OBJECT_STEP for size in sizes])
-    digest = own_table.digest()
+    own_table = tabulate(shards, meeting.rank, [size // _OBJECT_ROUNDING * _OBJECT_ROUNDING for size in sizes])
+    own_digest = own_table.digest()
     last = _last_plans.get(meeting.group) if meeting.size > 1 else None
-    if last is not None and ((last.digest, last.choose) != (digest, choose) or (validates and not last.is_validated)):
+    if last is not None and (
+        (last.own_digest, last.assign) != (own_digest, assign) or (validates and not last.is_validated)
+    ):
         last = None
     if meeting.size > 1:
-        announced = meeting.group.all_gather([_SAVE, None if last is None else last.name])
+        announced = meeting.group.all_gather([_SAVE, None if last is None else last.table_digest])
         for rank, announcement in enumerate(announced):
             if not isinstance(announcement, list) or announcement[:1] != [_SAVE]:
                 raise CheckpointError(f"all ranks must save at the same time, but rank {rank} is at another operation")
-        if last is not None and all(name == last.name for _, name in announced):
+        # Only if every rank still has that plan: a rank that gathers alone would wait for the others.
+        if last is not None and all(digest == last.table_digest for _, digest in announced):
             return last.plan
     table, first_row = gather_table(meeting, own_table)
     if validates:
         require_valid(table)
     else:
         require_main_replicas(table)
-    plan = SavePlan(table, choose(table, meeting.size), first_row)
+    plan = SavePlan(table, assign(table, meeting.size), first_row)
     if meeting.size > 1:
-        _last_plans[meeting.group] = _LastPlan(table.digest().hex(), digest, choose, validates, plan)
+        _last_plans[meeting.group] = _LastPlan(table.digest().hex(), own_digest, assign, validates, plan)
     return plan
 
 
@@ -281,7 +288,7 @@ def write_shards(
     items: list[tuple[str, WrittenItem] | None] = [None] * len(values)
     files = {}
     for name in dict.fromkeys(names):
-        numbers = [number for number, found in enumerate(names) if found == name]
+        numbers = [number for number, other in enumerate(names) if other == name]
         written = write_items(folder / name, (values[number] for number in numbers), direct=direct, poll=poll)
         files[name] = FileChecksum(written.num_bytes, written.crc)
         for number, item in zip(numbers, written.items, strict=True):
@@ -295,7 +302,7 @@ def _parts(assignment: Assignment) -> Iterable[tuple[int, int, int, int]]:
 
 
 def _value(shard: Shard, content: bytes, start: int, stop: int, axis: int) -> torch.Tensor | bytes:
-    """Value that is written for a part of a shard: the bytes of an object, or elements, all for axis -1."""
+    """What is written for a part of a shard: the bytes of an object, or a slice of a tensor; all of it for axis -1."""
     if isinstance(shard, ShardedObject):
         return content
     if shard.data is None:
@@ -306,20 +313,20 @@ def _value(shard: Shard, content: bytes, start: int, stop: int, axis: int) -> to
 
 def collect(meeting: Meeting, written: WrittenFiles) -> list[WrittenFiles]:
     """Collective over the ranks: returns what each has written, in rank order."""
-    return collect_beside(meeting, written, b"")[0]
+    return gather_written(meeting, written, b"")[0]
 
 
-def collect_beside(meeting: Meeting, written: WrittenFiles, more: bytes) -> tuple[list[WrittenFiles], list[bytes]]:
-    """Collective over the ranks: like `collect`, and returns further bytes of each, as many on every rank."""
-    contents = meeting.gather(more + written.encode())
-    found = [WrittenFiles.decode(content[len(more) :]) for content in contents]
-    return found, [content[: len(more)] for content in contents]
+def gather_written(meeting: Meeting, written: WrittenFiles, extra: bytes) -> tuple[list[WrittenFiles], list[bytes]]:
+    """Collective over the ranks: like `collect`, and returns each rank's `extra`, of the same length everywhere."""
+    contents = meeting.gather(extra + written.encode())
+    written_by_rank = [WrittenFiles.decode(content[len(extra) :]) for content in contents]
+    return written_by_rank, [content[: len(extra)] for content in contents]
 
 
 def write_descriptions(
     folder: Path, plan: SavePlan, written_by_rank: Sequence[WrittenFiles], contents: dict[str, bytes]
 ) -> None:
-    """Writes `.metadata` and the side file, and further files that it is to describe, and flushes them.
+    """Writes further files, `.metadata`, and the side file, which lists them all, and flushes them.
 
     Args:
         folder: folder of the files.
@@ -331,7 +338,7 @@ def write_descriptions(
         OSError: a file cannot be written.
     """
     catalogue = catalogue_of(plan.table, plan.assignment, written_by_rank)
-    contents = {METADATA_NAME: encode_metadata(catalogue), **contents}
+    contents = {DCP_METADATA: encode_metadata(catalogue), **contents}
     files = {name: stored for written in written_by_rank for name, stored in written.files.items()}
     files |= {name: FileChecksum(len(content), crc32(content)) for name, content in contents.items()}
     contents[SIDE_NAME] = SideFile(uuid.uuid4().hex, files, catalogue).encode()

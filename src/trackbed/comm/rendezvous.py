@@ -43,7 +43,7 @@ from trackbed.comm.outcomes import (
     describe_silence,
     describe_tampering,
 )
-from trackbed.comm.participant import Arrival, Participant, RankRecord
+from trackbed.comm.processes import Arrival, Participant, RankRecord
 from trackbed.comm.store import KeyWatch, Store, StoreTampered, StoreUnreachable
 from trackbed.comm.watchdog import CHECKS_PER_TIMEOUT, Watchdog
 from trackbed.errors import CollectiveError

@@ -23,7 +23,7 @@ from trackbed.comm.outcomes import (
     describe_failures,
     describe_tampering,
 )
-from trackbed.comm.participant import Arrival, Participant, Peers, RankRecord
+from trackbed.comm.processes import Arrival, Participant, Peers, RankRecord
 from trackbed.comm.rendezvous import Conclude, Rendezvous, SharedStep, Stopped, cause_of, publish_outcome
 from trackbed.comm.store import Connection, HostAware, SealedStore, Store, StoreClosed, StoreTampered, StoreUnreachable
 from trackbed.errors import ArgumentError, CollectiveError

@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from trackbed.comm.participant import Participant
+from trackbed.comm.processes import Participant
 from trackbed.comm.store import StoreTampered
 
 CHECKS_PER_TIMEOUT = 10

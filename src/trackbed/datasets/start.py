@@ -13,7 +13,7 @@ from trackbed.cache import Arrays, LazyArrays, LookupResult, Request, State, bui
 from trackbed.errors import CacheError
 from trackbed.files.stores import is_address
 from trackbed.tokens.format import PairHeader
-from trackbed.tokens.headers import read_headers
+from trackbed.tokens.read_headers import read_headers
 
 _Made = TypeVar("_Made")
 

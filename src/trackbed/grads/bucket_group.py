@@ -292,7 +292,7 @@ class _ParamAndGradBucketGroup:
         config = self.ddp_config
         # Now, because the reduction replaces what this rank has written by a sum, which may be zero.
         if self.counts_written and not all(self.has_arrived):
-            self._count_written()
+            self._mark_written_as_arrived()
         if config.check_for_nan_in_grad or config.check_for_large_grads:
             self.check_grads(config.check_for_nan_in_grad, config.check_for_large_grads)
         # Before anything is sent: a gradient that arrives from here on may miss the sum, or come on top of it on this
@@ -356,7 +356,7 @@ class _ParamAndGradBucketGroup:
         pairs = zip(self.buckets, self._versions, self._count_changes(), strict=True)
         return next((bucket.bucket_id for bucket, old, new in pairs if old != new), None)
 
-    def _count_written(self) -> None:
+    def _mark_written_as_arrived(self) -> None:
         """Counts gradients that the program has written. A sum of theirs over the ranks may be zero."""
         lacking = set(self.without_gradient())
         self.has_arrived[:] = [

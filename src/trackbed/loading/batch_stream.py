@@ -136,10 +136,10 @@ class BatchStream:
         self._state = self._position()
         run: ReadAhead[_PreparedBatch] | None = None
         try:
-            left = Flag()
+            ended = Flag()
             # The device of this thread: the prefetch thread has one of its own.
             device = torch.cuda.current_device() if self._pinned else None
-            run = self._run = ReadAhead(partial(self._make, left, device), self._ahead, on_end=left.set)
+            run = self._run = ReadAhead(partial(self._make, ended, device), self._ahead, on_end=ended.set)
             while (batch := self._next(run)) is not None:
                 yield batch
                 del batch
@@ -247,29 +247,29 @@ class BatchStream:
         return self._copies[device]
 
     def _prepared(
-        self, job: _Job, fetched: FetchedBytes | None, left: Flag, device: int | None, copies: DeviceCopies | None
+        self, job: _Job, fetched: FetchedBytes | None, ended: Flag, device: int | None, copies: DeviceCopies | None
     ) -> _PreparedBatch:
         indices, state = job
         with on_device(device):
-            batch = self._gather(indices, fetched, left)
+            batch = self._gather(indices, fetched, ended)
             tokens = self._tokens(batch)
             lent = self._ring.lend(batch) if self._is_reused else batch
             return _PreparedBatch(lent if copies is None else copies.begin(lent), len(indices), tokens, state)
 
-    def _gather(self, indices: Sequence[int], fetched: FetchedBytes | None, left: Flag) -> Batch:
+    def _gather(self, indices: Sequence[int], fetched: FetchedBytes | None, ended: Flag) -> Batch:
         memory = self._memory(len(indices))
         if fetched is None:
             return self.dataset.gather(indices, memory, num_threads=self._num_threads)
-        with ends_with(left):
+        with ends_with(ended):
             return self.dataset.gather(indices, memory, num_threads=self._num_threads, fetched=fetched)
 
-    def _with_bytes(self, jobs: Iterable[_Job], left: Flag) -> Generator[tuple[_Job, FetchedBytes | None], None, None]:
+    def _with_bytes(self, jobs: Iterable[_Job], ended: Flag) -> Generator[tuple[_Job, FetchedBytes | None], None, None]:
         """Yields batches to gather, each with bytes if there are pairs in object stores."""
         if not self._is_stored:
             for job in jobs:
                 yield job, None
             return
-        yield from fetch_ahead(jobs, self.dataset, left, indices_of=lambda job: job[0], together=self._together)
+        yield from fetch_ahead(jobs, self.dataset, ended, indices_of=lambda job: job[0], together=self._together)
 
     def _together(self, job: _Job) -> int:
         """Number of batches that have samples of the same blocks, in the order "instant"."""

@@ -102,7 +102,7 @@ def check_data(state: Mapping[str, Any], data: DataChecksum) -> None:
         logger.warning("resuming without data_checksum: cannot check whether the data were rewritten since")
     elif saved is None:
         raise ArgumentError(
-            "a position with a fingerprint must have a data_checksum, found none, as development versions saved it; to "
+            "a position with a fingerprint must have a data_checksum, found none: it was saved without a checksum; to "
             f"read on from there, give a new loader consumed_samples={state.get('consumed_samples')!r}"
         )
     elif saved == (checksum := data.confirm(state)):

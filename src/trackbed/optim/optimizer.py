@@ -22,7 +22,7 @@ from trackbed.optim.pieces import Copies, ParamPiece, is_low_precision, owned_gr
 from trackbed.optim.state import OptimizerState
 from trackbed.optim.state_parts import State, StatePart
 from trackbed.optim.torch_optimizers import TorchOptimizers, check_elementwise
-from trackbed.optim.update_agreement import check_same, describe_update, digests_of
+from trackbed.optim.update_agreement import check_updates_agree, describe_update, digests_of
 
 _EPSILON: Final = 1e-6
 _SMALLEST_NORM: Final = 1e-30
@@ -294,7 +294,9 @@ class DataParallelOptimizer:
             collectives = self._engine.expert_collectives if of_experts else self._engine.dense_collectives
             numbers = np.concatenate([sums, [len(lacking)], digests_of(texts)])
             rows = self._engine.exchange(numbers, NORM, collectives)
-            check_same(texts, rows[:, len(sums) + 1 :], partial(self._engine.gather_lines, of_experts=of_experts))
+            check_updates_agree(
+                texts, rows[:, len(sums) + 1 :], partial(self._engine.gather_lines, of_experts=of_experts)
+            )
             params = self._engine.unused_params(lacking, rows[:, len(sums)], of_experts=of_experts)
             unused.update(self._names[param] for param in params)
             if not of_experts:

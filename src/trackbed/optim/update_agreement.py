@@ -88,7 +88,7 @@ def digests_of(texts: Mapping[str, list[str]]) -> npt.NDArray[np.int64]:
     return np.array([_digest_of("; ".join(lines)) for lines in texts.values()], dtype=np.int64)
 
 
-def check_same(
+def check_updates_agree(
     texts: Mapping[str, list[str]],
     rows: npt.NDArray[np.int64],
     gather: Callable[[list[str]], list[tuple[int, list[str]]]],

@@ -9,7 +9,7 @@ from trackbed.preprocess.pairs import ShardGroupCounts, count_shards, find_pairs
 from trackbed.preprocess.pipeline import preprocess
 from trackbed.preprocess.report import Output, Report
 from trackbed.preprocess.splitter import SENTENCEX, SentenceSplitter, open_splitter
-from trackbed.preprocess.tokenise import BatchTokenizer, FlatTokenizer
+from trackbed.preprocess.tokenise_chunk import BatchTokenizer, FlatTokenizer
 from trackbed.preprocess.train_tokenizer import TrainedTokenizer, TrainingConfig, train_tokenizer
 
 __all__ = [

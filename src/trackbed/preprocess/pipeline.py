@@ -20,7 +20,7 @@ from trackbed.preprocess.report import Report, Tally, check_inputs, check_output
 from trackbed.preprocess.resume import UnfinishedFolder, decisions
 from trackbed.preprocess.shards.run import preprocess_shards
 from trackbed.preprocess.splitter import SentenceSplitter
-from trackbed.preprocess.tokenise import BatchTokenizer, ChunkTokenizer, TokenisedChunk
+from trackbed.preprocess.tokenise_chunk import BatchTokenizer, ChunkTokenizer, TokenisedChunk
 from trackbed.preprocess.worker_pool import map_in_order
 from trackbed.tokens import DType, IndexedDatasetBuilder, get_bin_path, get_idx_path
 

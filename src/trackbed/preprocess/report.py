@@ -13,9 +13,9 @@ from trackbed.preprocess.chunks import InputChunk
 from trackbed.preprocess.config import PreprocessConfig
 from trackbed.preprocess.find_inputs import names_by_reason
 from trackbed.preprocess.inputs import InputFile, InputFormat, Inputs
-from trackbed.preprocess.readers import LineCounter
+from trackbed.preprocess.records import LineCounter
 from trackbed.preprocess.splitter import SentenceSplitter
-from trackbed.preprocess.tokenise import KeyTokens, TokenisedChunk
+from trackbed.preprocess.tokenise_chunk import KeyTokens, TokenisedChunk
 
 BAD_SHOWN: Final = 20
 """Bad records whose location is reported."""

@@ -27,7 +27,7 @@ from trackbed.preprocess.config import PreprocessConfig
 from trackbed.preprocess.find_inputs import LOCK_NAME, RECORD_NAME, UNFINISHED_SUFFIX, is_saved_name
 from trackbed.preprocess.inputs import InputFile
 from trackbed.preprocess.report import Tally
-from trackbed.preprocess.tokenise import ChunkTokenizer
+from trackbed.preprocess.tokenise_chunk import ChunkTokenizer
 from trackbed.tokens import IndexedDatasetBuilder
 from trackbed.tokens.commit import PairFiles
 from trackbed.version import __version__

@@ -22,7 +22,7 @@ from trackbed.preprocess.config import (
 from trackbed.preprocess.find_inputs import names_by_reason
 from trackbed.preprocess.inputs import InputFile, find_inputs
 from trackbed.preprocess.long_text import split_text
-from trackbed.preprocess.readers import BadRecord, LineCounter, TextRecord, read_segment
+from trackbed.preprocess.records import BadRecord, LineCounter, TextRecord, read_segment
 
 _NUM_BYTES: Final = 256
 _PART_CHARS: Final = 64 << 10  # the library holds hundreds of texts in memory

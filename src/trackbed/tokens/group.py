@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from trackbed.errors import ArgumentError
 from trackbed.tokens.format import PairHeader
-from trackbed.tokens.headers import fetch_copies, read_headers
+from trackbed.tokens.read_headers import fetch_copies, read_headers
 from trackbed.tokens.reader import IndexedDataset
 from trackbed.tokens.source import RangeError, Source, Tokens
 from trackbed.tokens.stored.config import ObjectStorageConfig

@@ -15,7 +15,7 @@ Tokens = npt.NDArray[np.number[Any]]
 
 
 class RangeError(ArgumentError, FormatError):
-    """Tokens are asked for that a file does not have. Also a FormatError, which older programs catch."""
+    """Tokens are asked for that a file does not have. Also a FormatError, for handlers of damaged files."""
 
 
 class Source(Protocol):

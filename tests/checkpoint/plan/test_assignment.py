@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trackbed.checkpoint.plan.assignment import main_replicas, plan_balanced
+from trackbed.checkpoint.plan.assignment import assign_balanced, assign_to_main_replicas
 from trackbed.checkpoint.plan.shard_table import join_tables, tabulate
 from trackbed.checkpoint.state.sharded_object import ShardedObject
 from trackbed.checkpoint.state.sharded_tensor import ShardedTensor
@@ -33,7 +33,7 @@ def loads(table, plan, num_ranks):
 @given(sizes=st.lists(st.integers(1, 20_000), max_size=12), num_ranks=st.integers(1, 9))
 def test_each_element_is_written_once_by_a_rank_that_has_it(sizes, num_ranks):
     table = tables(num_ranks, replicated(sizes))
-    plan = plan_balanced(table, num_ranks)
+    plan = assign_balanced(table, num_ranks)
     written = {number: np.zeros(size, dtype=int) for number, size in enumerate(sizes)}
     for row, rank, start, stop, axis in zip(plan.row, plan.rank, plan.start, plan.stop, plan.axis, strict=True):
         assert table.rank[row] == rank
@@ -44,7 +44,7 @@ def test_each_element_is_written_once_by_a_rank_that_has_it(sizes, num_ranks):
 
 def test_the_work_is_even_although_one_tensor_is_larger_than_all_others():
     table = tables(8, replicated([100_000, *range(1, 200)]))
-    found = loads(table, plan_balanced(table, 8), 8)
+    found = loads(table, assign_balanced(table, 8), 8)
     assert found.max() / found.mean() < 1.05
 
 
@@ -56,7 +56,7 @@ def test_the_plan_is_the_same_in_any_order_of_ranks_and_keys():
                 for rank in range(3)
             ]
         )
-        plan = plan_balanced(table, 3)
+        plan = assign_balanced(table, 3)
         columns = zip(plan.row, plan.rank, plan.start, plan.stop, strict=True)
         return sorted(
             (table.keys[table.key[row]], int(rank), int(start), int(stop)) for row, rank, start, stop in columns
@@ -80,12 +80,12 @@ def test_other_copies_are_written_only_if_they_are_boxes_of_main_replicas():
         ]
 
     table = tables(2, shards)
-    for plan in (plan_balanced(table, 2), main_replicas(table, 2)):
+    for plan in (assign_balanced(table, 2), assign_to_main_replicas(table, 2)):
         is_whole = table.shape[plan.row].all(axis=1)
         assert sorted(plan.row[is_whole].tolist()) == [0, 1]
         assert plan.rank[is_whole].tolist() == [0, 0]
-    assert sorted(plan_balanced(table, 2).row.tolist()) == [0, 1, 5]
-    assert sorted(main_replicas(table, 2).row.tolist()) == [0, 1]
+    assert sorted(assign_balanced(table, 2).row.tolist()) == [0, 1, 5]
+    assert sorted(assign_to_main_replicas(table, 2).row.tolist()) == [0, 1]
 
 
 def test_the_work_is_even_where_each_shard_has_few_copies():
@@ -100,7 +100,7 @@ def test_the_work_is_even_where_each_shard_has_few_copies():
         ]
 
     table = tables(num_ranks, shards)
-    plan = plan_balanced(table, num_ranks)
+    plan = assign_balanced(table, num_ranks)
     assert (table.rank[plan.row] == plan.rank).all()
     found = loads(table, plan, num_ranks)
     assert found.max() / found.mean() < 1.05

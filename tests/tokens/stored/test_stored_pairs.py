@@ -10,7 +10,7 @@ from tests.support.files.stored_pairs import open_stored, upload
 from trackbed.blends import read_blend_file
 from trackbed.errors import ArgumentError, FormatError, StoreError
 from trackbed.tokens import IndexedDataset, IndexedGroup, ObjectStorageConfig, merge, seal, verify, verify_content
-from trackbed.tokens.headers import read_headers
+from trackbed.tokens.read_headers import read_headers
 
 HEAD = "bytes=0-4129"
 

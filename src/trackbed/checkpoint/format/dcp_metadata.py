@@ -15,7 +15,7 @@ from torch.distributed.checkpoint import filesystem, metadata, planner
 from trackbed.checkpoint.format.catalogue import DTYPE_OF, Catalogue, CatalogueBuilder
 from trackbed.errors import CheckpointError
 
-METADATA_NAME: Final = ".metadata"
+DCP_METADATA: Final = ".metadata"
 
 _PUTS: Final = ("PUT", "BINPUT", "LONG_BINPUT")
 
@@ -62,7 +62,7 @@ class _Unpickler(pickle.Unpickler):
         if (module, name) == ("collections", "OrderedDict"):
             return dict
         raise CheckpointError(
-            f"{METADATA_NAME}: must be made of the classes of torch's distributed checkpoints alone, but has "
+            f"{DCP_METADATA}: must be made of the classes of torch's distributed checkpoints alone, but has "
             f"{name!r} of {module!r}, which is not loaded: save the checkpoint again, or do not trust it"
         )
 
@@ -72,7 +72,7 @@ def _check_memo(content: bytes) -> None:
     for code, argument, _ in pickletools.genops(content):
         if code.name in _PUTS and argument is not None and argument > len(content):
             raise CheckpointError(
-                f"{METADATA_NAME}: must be a pickle of {len(content):,} bytes, but asks for {argument:,} objects"
+                f"{DCP_METADATA}: must be a pickle of {len(content):,} bytes, but asks for {argument:,} objects"
             )
 
 
@@ -91,7 +91,7 @@ def decode_metadata(content: bytes) -> Catalogue:
         raise
     except Exception as error:  # pickle and hostile values raise errors of any kind
         raise CheckpointError(
-            f"{METADATA_NAME}: must describe a checkpoint, but cannot be read: {type(error).__name__}: {error}"
+            f"{DCP_METADATA}: must describe a checkpoint, but cannot be read: {type(error).__name__}: {error}"
         ) from error
 
 
@@ -111,12 +111,12 @@ def _catalogue_of(described: metadata.Metadata) -> Catalogue:
         is_object = index.offset is None or (key, None) in boxes  # old objects have an offset that means nothing
         offset = None if is_object else _numbers(index.offset)
         if (key, offset) not in boxes:
-            raise CheckpointError(f"{METADATA_NAME}: {key}: each item must be listed once, but one at {offset} is not")
+            raise CheckpointError(f"{DCP_METADATA}: {key}: each item must be listed once, but one at {offset} is not")
         sizes = boxes.pop((key, offset))
         if getattr(location, "transform_descriptors", None):
             transforms = location.transform_descriptors
             raise CheckpointError(
-                f"{METADATA_NAME}: {key}: items must be stored plainly, but are transformed: {transforms}"
+                f"{DCP_METADATA}: {key}: items must be stored plainly, but are transformed: {transforms}"
             )
         file = _file_name(_of(location.relative_path, str))
         start, num_bytes = _numbers((location.offset, location.length))
@@ -127,7 +127,7 @@ def _catalogue_of(described: metadata.Metadata) -> Catalogue:
     for (key, offset), sizes in boxes.items():
         if 0 not in sizes:
             what = "object" if offset is None else f"box of shape {sizes} at {offset}"
-            raise CheckpointError(f"{METADATA_NAME}: {key}: all that is listed must be stored, but the {what} is not")
+            raise CheckpointError(f"{DCP_METADATA}: {key}: all that is listed must be stored, but the {what} is not")
     return builder.build()
 
 
@@ -138,7 +138,7 @@ def _boxes_of(key: str, value: metadata.TensorStorageMetadata, shape: Numbers) -
         fits = len(offset) == len(sizes) == len(shape)
         if not fits or any(start + size > end for start, size, end in zip(offset, sizes, shape, strict=True)):
             raise CheckpointError(
-                f"{METADATA_NAME}: {key}: each box must lie within {shape}, but one of shape {sizes} is at {offset}"
+                f"{DCP_METADATA}: {key}: each box must lie within {shape}, but one of shape {sizes} is at {offset}"
             )
         yield offset, sizes
 
@@ -146,7 +146,7 @@ def _boxes_of(key: str, value: metadata.TensorStorageMetadata, shape: Numbers) -
 def _of(value: Any, kind: type) -> Any:
     if not isinstance(value, kind):
         raise CheckpointError(
-            f"{METADATA_NAME}: a field must be of type {kind.__name__}, but is of {type(value).__name__}"
+            f"{DCP_METADATA}: a field must be of type {kind.__name__}, but is of {type(value).__name__}"
         )
     return value
 
@@ -155,16 +155,14 @@ def _numbers(values: Any) -> tuple[int, ...]:
     """Checks that all are counts."""
     found = tuple(values)
     if any(type(value) is not int or not 0 <= value < 1 << 62 for value in found):
-        raise CheckpointError(
-            f"{METADATA_NAME}: sizes and places must be whole numbers from 0, found {str(found)[:80]}"
-        )
+        raise CheckpointError(f"{DCP_METADATA}: sizes and places must be whole numbers from 0, found {str(found)[:80]}")
     return found
 
 
 def _file_name(name: str) -> str:
     """Checks that a file lies in the folder of the checkpoint."""
     if not name or "\0" in name or name.startswith("/") or ".." in name.split("/"):
-        raise CheckpointError(f"{METADATA_NAME}: files must lie in the folder of the checkpoint, but one is {name!r}")
+        raise CheckpointError(f"{DCP_METADATA}: files must lie in the folder of the checkpoint, but one is {name!r}")
     return name
 
 

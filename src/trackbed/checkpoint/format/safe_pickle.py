@@ -14,9 +14,9 @@ from torch import _weights_only_unpickler as torch_unpickler
 
 from trackbed.checkpoint.format.allowed_classes import allowing, stand_in, unknown_names
 from trackbed.checkpoint.state.partial_tensors import search
+from trackbed.checkpoint.values.explain_refusal import PICKLE_ERRORS, class_in, place_of_change, refusal, without_advice
 from trackbed.checkpoint.values.pickler import RefusedError, pickle_module, survey
 from trackbed.checkpoint.values.rebuild import FactoryStandIn
-from trackbed.checkpoint.values.refusal import PICKLE_ERRORS, class_in, place_of_change, refusal, without_advice
 from trackbed.checkpoint.values.storages import own_memory
 from trackbed.errors import CheckpointError
 from trackbed.files.checksum import crc32

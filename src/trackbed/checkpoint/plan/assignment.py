@@ -38,7 +38,7 @@ class Assignment:
         return Assignment(self.row[own], self.rank[own], self.start[own], self.stop[own], self.axis[own])
 
 
-def main_replicas(table: Table, num_ranks: int) -> Assignment:
+def assign_to_main_replicas(table: Table, num_ranks: int) -> Assignment:
     """Has each main replica written by its rank, whole."""
     rows = np.flatnonzero((table.is_main == 1) & (table.shape > 0).all(axis=1))
     zeros = np.zeros(len(rows), dtype=np.int64)
@@ -67,7 +67,7 @@ def group_copies(table: Table, rows: Int64s) -> tuple[Int64s, Int64s]:
     return rows, np.flatnonzero(is_new)
 
 
-def plan_balanced(table: Table, num_ranks: int) -> Assignment:
+def assign_balanced(table: Table, num_ranks: int) -> Assignment:
     """Shares the shards among the ranks that have them, so that all take equally long.
 
     A shard costs its bytes and a fixed amount. Large ones are cut along their first axis with several elements. Copies

@@ -27,7 +27,7 @@ def is_part(value: Any) -> bool:
     return any(hasattr(type(value), name) for name in _ATTRIBUTES_OF_PARTS[-2:])
 
 
-def check_whole(value: Any, path: str = "") -> None:
+def refuse_partial_tensors(value: Any, path: str = "") -> None:
     """Checks that a plain value has no tensor, at any depth, of which each rank has only a part.
 
     Args:
@@ -47,7 +47,7 @@ def check_whole(value: Any, path: str = "") -> None:
                 values += [(f"{key}.{name}", one) for name, one in getattr(found, "__dict__", {}).items()]
 
 
-def check_whole_shards(shards: list[ShardedTensor | ShardedObject]) -> None:
+def refuse_partial_shards(shards: list[ShardedTensor | ShardedObject]) -> None:
     """Checks the same of the data of entries: the tensor of a `ShardedTensor`, the values in a `ShardedObject`.
 
     Raises:
@@ -55,7 +55,7 @@ def check_whole_shards(shards: list[ShardedTensor | ShardedObject]) -> None:
     """
     for shard in shards:
         if isinstance(shard, ShardedObject):
-            check_whole(shard.data, shard.unique_key)
+            refuse_partial_tensors(shard.data, shard.unique_key)
         elif is_part(shard.data):
             raise CheckpointError(
                 f"{shard.key}: the data of a ShardedTensor must be a local tensor, but are a "

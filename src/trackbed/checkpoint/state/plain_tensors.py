@@ -113,7 +113,7 @@ def _digest(value: Any, poll: Callable[[], None]) -> int:
     return tensor_digest(value, poll)
 
 
-def check_same(meeting: Meeting, own_tensors: PlainTensors, digests: list[bytes]) -> None:
+def check_plain_tensors_agree(meeting: Meeting, own_tensors: PlainTensors, digests: list[bytes]) -> None:
     """Collective over the ranks: checks that the large plain tensors of all ranks are those of rank 0.
 
     Args:

@@ -16,7 +16,7 @@ from trackbed.datasets.low_level import is_plain
 from trackbed.files import MAPS, Stamp, join_names, read_stamps
 from trackbed.kernels import Extent, FetchedBytes, SampleSources, Sentences, Visits
 from trackbed.tokens import DType, IndexedDataset, IndexedGroup, MappedSource
-from trackbed.tokens.headers import fetch_copies
+from trackbed.tokens.read_headers import fetch_copies
 from trackbed.tokens.stored.source import StoredSource, fetch_ranges
 
 _CHECK_SECONDS: Final = 0.05

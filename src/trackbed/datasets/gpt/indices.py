@@ -28,8 +28,8 @@ from trackbed.index.shuffle import shuffle_index, shuffle_index_dtype
 from trackbed.index.visits import visit_indices
 from trackbed.kernels import SmallDataset, available_threads, count_tokens, small_indices
 from trackbed.tokens import IndexedDataset
-from trackbed.tokens.headers import read_lengths
 from trackbed.tokens.idx_header import checksum_lengths
+from trackbed.tokens.read_headers import read_lengths
 
 MOST_VISITS: Final = 1 << 16
 """Visits and samples of a small dataset. A larger one takes several times as long as a call of its own costs."""

@@ -268,7 +268,7 @@ def put_file(address: Address, path: str | Path, progress: Callable[[int], objec
 
 
 def list_pages(folder: Address) -> Iterator[list[tuple[str, int]]]:
-    """Yields pages of a listing; see `listing.list_pages`."""
+    """Yields pages of a listing; see `reads.list_pages`."""
     with _HELPER.connect() as connection:
         send_call(connection, Call("list_pages", (folder,)), None)
         for message in _messages(connection):

@@ -13,7 +13,7 @@ from trackbed.checkpoint.format.safe_pickle import torch_bytes
 from trackbed.checkpoint.ranks import meet
 from trackbed.checkpoint.save import make_partial
 from trackbed.checkpoint.state.describe import check_places
-from trackbed.checkpoint.state.partial_tensors import check_whole, check_whole_shards
+from trackbed.checkpoint.state.partial_tensors import refuse_partial_shards, refuse_partial_tensors
 from trackbed.checkpoint.state.sharded_object import LocalNonpersistentObject, ShardedObject
 from trackbed.checkpoint.state.sharded_tensor import ShardedTensor, ShardedTensorFactory, apply_factory_merges
 from trackbed.checkpoint.state.tree import Tree, dict_list_map_outplace, extract_matching_values, merge, nested_values
@@ -405,8 +405,8 @@ def save_preprocess(
     check_places(built)
     _, rest = extract_nonpersistent(built)
     entries, common = extract_sharded_base(rest)
-    check_whole(common)
-    check_whole_shards(list(nested_values(entries)))
+    refuse_partial_tensors(common)
+    refuse_partial_shards(list(nested_values(entries)))
     if isinstance(common, dict) and "content_metadata" in common:
         common["content_metadata"] = clean_metadata(common["content_metadata"])
     if validate_access_integrity:

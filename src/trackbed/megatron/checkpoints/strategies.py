@@ -14,7 +14,7 @@ from trackbed.checkpoint.folder import COMMON_NAME, CheckpointFolder, data_name,
 from trackbed.checkpoint.format.catalogue import Catalogue
 from trackbed.checkpoint.format.safe_pickle import torch_bytes
 from trackbed.checkpoint.load import load_shards, require_loadable
-from trackbed.checkpoint.plan.assignment import main_replicas
+from trackbed.checkpoint.plan.assignment import assign_to_main_replicas
 from trackbed.checkpoint.plan.exchange import Exchange
 from trackbed.checkpoint.plan.shard_table import has_elements
 from trackbed.checkpoint.ranks import meet
@@ -241,7 +241,7 @@ class TorchDistSaveShardedStrategy(AsyncSaveShardedStrategy):
         with meet("save", error_type=DistributedCheckpointError) as meeting:
             # What the program wants to have checked, `save` checks.
             objects = encode_objects(shards, writes_storages=True)
-            plan = agree_on_plan(meeting, shards, objects, main_replicas, validates=False)
+            plan = agree_on_plan(meeting, shards, objects, assign_to_main_replicas, validates=False)
             write = FileWrite(folder, shard_values(shards, objects, plan, meeting.rank), meeting.rank)
             names = self._files_of(plan, meeting.rank)
 

@@ -36,7 +36,7 @@ from trackbed.preprocess.shards.spec import Probe, ShardSpec, ShardTask, shard_s
 from trackbed.preprocess.shards.task import ShardWorker, find_shard
 from trackbed.preprocess.shards.totals import Totals
 from trackbed.preprocess.splitter import SentenceSplitter
-from trackbed.preprocess.tokenise import BatchTokenizer
+from trackbed.preprocess.tokenise_chunk import BatchTokenizer
 from trackbed.tokens import DType
 from trackbed.tokens.commit import LOCK_SUFFIX, check_pair_name, locked_pair
 from trackbed.tokens.paths import get_seal_path

@@ -10,7 +10,7 @@ from trackbed.datasets.tokenizers.base import OpenedAs
 from trackbed.preprocess.config import Level, output_prefix
 from trackbed.preprocess.inputs import InputSegment
 from trackbed.preprocess.splitter import SentenceSplitter
-from trackbed.preprocess.tokenise import BatchTokenizer
+from trackbed.preprocess.tokenise_chunk import BatchTokenizer
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,11 +22,11 @@ from trackbed.files.stores import is_address, parse_address
 from trackbed.preprocess.chunks import InputChunk, plan_segment_chunks
 from trackbed.preprocess.inputs import InputFile, InputSegment
 from trackbed.preprocess.open_input import chunk_bytes_of
-from trackbed.preprocess.readers import LineCounter, count_lines_before
+from trackbed.preprocess.records import LineCounter, count_lines_before
 from trackbed.preprocess.report import BAD_SHOWN
 from trackbed.preprocess.shards.shard_files import Shard, ShardRequirements, open_shard
 from trackbed.preprocess.shards.spec import ShardSpec, ShardTask, made_by, recipe_of
-from trackbed.preprocess.tokenise import ChunkTokenizer, TokenisedChunk
+from trackbed.preprocess.tokenise_chunk import ChunkTokenizer, TokenisedChunk
 from trackbed.tokens import IndexedDatasetBuilder
 from trackbed.tokens.paths import get_seal_path
 from trackbed.tokens.seal import Seal

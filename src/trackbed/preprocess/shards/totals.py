@@ -100,5 +100,5 @@ class Totals:
 
 
 def _plus(total: int | None, found: Any) -> int | None:
-    """Returns the sum of a count over shards; None if one, as of an earlier version, does not tell it."""
+    """Returns the sum of a count over shards; None if a seal lacks it."""
     return None if total is None or found is None else total + int(found)

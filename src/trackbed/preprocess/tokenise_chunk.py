@@ -20,7 +20,7 @@ from trackbed.kernels import narrow
 from trackbed.preprocess.chunks import InputChunk
 from trackbed.preprocess.images import ImageFolder, fit_text
 from trackbed.preprocess.long_text import PART_CHARS, split_text
-from trackbed.preprocess.readers import BadRecord, RecordError, TextRecord, read_segment
+from trackbed.preprocess.records import BadRecord, RecordError, TextRecord, read_segment
 from trackbed.preprocess.splitter import SentenceSplitter
 
 Counts = npt.NDArray[np.int64]
