@@ -2,16 +2,21 @@
 
 import argparse
 import collections
+import enum
+import pickle
 import re
+import signal
 import subprocess
 import warnings
 from io import BytesIO
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from trackbed.checkpoint import ShardedObject, ShardedTensor, load, save
+from trackbed.checkpoint.format.allowed_classes import naming_unknown
 from trackbed.checkpoint.format.safe_pickle import load_torch_item
 from trackbed.comm import SOLO
 from trackbed.errors import CheckpointError
@@ -138,3 +143,53 @@ def test_no_checkpoint_has_the_path_of_a_class_of_ours(saves, tmp_path):
     saves(state, tmp_path / "step", content_metadata={"version": 1})
     for file in (tmp_path / "step").iterdir():
         assert not re.search(rb"trackbed[./](?!extents)", file.read_bytes()), file.name
+
+
+class Word(enum.Enum):
+    YES = "yes"
+
+
+class ByName(pickle.Pickler):
+    """Pickles members of enums as Python 3.11.0 to 3.11.3 do: by `getattr`."""
+
+    def reducer_override(self, value):
+        return (getattr, (type(value), value.name)) if isinstance(value, enum.Enum) else NotImplemented
+
+
+def saved_by_name(value):
+    stream = BytesIO()
+    torch.save(value, stream, pickle_module=SimpleNamespace(__name__="pickle", Pickler=ByName))
+    assert b"getattr" in stream.getvalue()
+    return stream.getvalue()
+
+
+def test_members_of_enums_may_be_pickled_by_name():
+    assert load_torch_item(saved_by_name([signal.SIGTERM]), "x") == [signal.SIGTERM]
+    with torch.serialization.safe_globals([Word]):
+        assert load_torch_item(saved_by_name({"a": Word.YES}), "x") == {"a": Word.YES}
+    with pytest.raises(CheckpointError, match="must be made of classes that are allowed, but has 'Word'"):
+        load_torch_item(saved_by_name(Word.YES), "x")
+    with naming_unknown() as names:
+        found = load_torch_item(saved_by_name([Word.YES, Word.YES]), "x")
+    assert names == {f"{__name__}.Word"}
+    assert found[0] == found[1] != 0
+
+
+class Attribute:
+    """Pickled as an attribute of something else."""
+
+    def __init__(self, *arguments):
+        self.arguments = arguments
+
+    def __reduce__(self):
+        return getattr, self.arguments
+
+
+@pytest.mark.parametrize(
+    "arguments", [(signal.Signals, "mro"), (signal.Signals, "__class__"), (np.dtype("f8"), "type"), ("", "join")]
+)
+def test_no_other_attribute_is_read(arguments):
+    stream = BytesIO()
+    torch.save([Attribute(*arguments)], stream)
+    with pytest.raises(CheckpointError, match="getattr must be of a member of an enum, found"):
+        load_torch_item(stream.getvalue(), "x")

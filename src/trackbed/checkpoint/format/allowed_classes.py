@@ -27,9 +27,18 @@ from trackbed.checkpoint.values.rebuild import (
     rebuild_bytes,
     rebuild_defaultdict,
     rebuild_deque,
+    rebuild_enum_member,
     rebuild_frozenset,
     rebuild_numpy_scalar,
 )
+
+
+def _enum_member(kind: Any, name: Any) -> Any:
+    """Member of an enum, or an object that stands for it where the enum is not allowed."""
+    if isinstance(kind, type) and issubclass(kind, UnknownObject):
+        return kind(name)
+    return rebuild_enum_member(kind, name)
+
 
 _RECONSTRUCT: Final = np.ndarray([]).__reduce__()[0]
 _DATA: Final[frozenset[Any]] = frozenset(
@@ -54,6 +63,7 @@ _DATA: Final[frozenset[Any]] = frozenset(
         (rebuild_bytes, "builtins.bytes"),
         (rebuild_frozenset, "builtins.frozenset"),
         (rebuild_deque, "collections.deque"),
+        (_enum_member, "builtins.getattr"),
     )
 )
 _BYTEARRAY: Final = "builtins.bytearray"

@@ -3,17 +3,17 @@
 Only the classes that such a description needs are unpickled. Nothing else is imported or called.
 """
 
-import enum
 import io
 import pickle
 import pickletools
 from collections.abc import Iterator
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import torch
 from torch.distributed.checkpoint import filesystem, metadata, planner
 
 from trackbed.checkpoint.format.catalogue import DTYPE_OF, Catalogue, CatalogueBuilder
+from trackbed.checkpoint.values.rebuild import rebuild_enum_member
 from trackbed.errors import CheckpointError
 
 DCP_METADATA: Final = ".metadata"
@@ -63,7 +63,7 @@ class _Unpickler(pickle.Unpickler):
         if (module, name) == ("collections", "OrderedDict"):
             return dict
         if (module, name) == ("builtins", "getattr"):  # Python 3.11.0 to 3.11.3 pickle members of enums by name
-            return _member_of_enum
+            return rebuild_enum_member
         raise CheckpointError(
             f"{DCP_METADATA}: must be made of the classes of torch's distributed checkpoints alone, but has "
             f"{name!r} of {module!r}, which is not loaded: save the checkpoint again, or do not trust it"
@@ -77,13 +77,6 @@ def _check_memo(content: bytes) -> None:
             raise CheckpointError(
                 f"{DCP_METADATA}: must be a pickle of {len(content):,} bytes, but asks for {argument:,} objects"
             )
-
-
-def _member_of_enum(kind: object, name: str) -> enum.Enum:
-    """Takes the place of `getattr`, of which a pickle may have nothing but members of the enums that are allowed."""
-    if isinstance(kind, enum.EnumType) and name in kind.__members__:
-        return cast("enum.Enum", kind.__members__[name])
-    raise CheckpointError(f"{DCP_METADATA}: getattr must be of a member of an enum, found {str(name)[:80]!r}")
 
 
 def _ignored_path(*parts: object) -> str:
