@@ -112,7 +112,8 @@ def test_no_function_of_a_pickle_is_called(name, number, of_torch, checkpoint, t
     with pytest.raises(CheckpointError) as error:
         load({"note": ShardedObject("note", None, (1,), (0,))} if name == "object" else {}, folder)
     assert last in str(error.value)
-    assert ("add_safe_globals" in str(error.value)) == (name != ".metadata")
+    # Nobody is advised to allow getattr, which reads any attribute.
+    assert ("add_safe_globals" in str(error.value)) == (name != ".metadata" and last != "getattr")
     assert not mark.exists()
     with naming_unknown():  # as the commands look into it
         problems = list(find_damage(folder))

@@ -166,7 +166,8 @@ def test_each_name_of_the_list_is_of_data():
     names = {one[1] if isinstance(one, tuple) else f"{one.__module__}.{one.__qualname__}" for one in _DATA}
     types = {one for one in names if re.fullmatch(r"numpy\.dtypes\.\w+DType", one)}
     assert names - types == {
-        "_io.BytesIO", "argparse.Namespace", "builtins.bytes", "builtins.frozenset", "collections.deque",
+        "_io.BytesIO", "argparse.Namespace", "builtins.bytes", "builtins.frozenset", "builtins.getattr",
+        "collections.deque",
         "datetime.date", "datetime.datetime", "datetime.time", "datetime.timedelta", "datetime.timezone",
         "numpy._core.multiarray._reconstruct", "numpy.core.multiarray._reconstruct", "numpy.core.multiarray.scalar",
         "numpy._core.multiarray.scalar", "numpy.dtype", "numpy.ndarray", "pathlib.PosixPath", "signal.Signals",
