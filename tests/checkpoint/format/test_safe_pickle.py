@@ -175,6 +175,15 @@ def test_members_of_enums_may_be_pickled_by_name():
     assert found[0] == found[1] != 0
 
 
+def test_signals_may_be_pickled_by_name():
+    stream = BytesIO()
+    writer = torch._C.PyTorchFileWriter(stream)
+    for name, content in {"data.pkl": b"\x80\x02csignal\nSIGTERM\n.", "byteorder": b"little"}.items():
+        writer.write_record(name, content, len(content))
+    writer.write_end_of_file()
+    assert load_torch_item(stream.getvalue(), "x") is signal.SIGTERM
+
+
 class Attribute:
     """Pickled as an attribute of something else."""
 

@@ -47,6 +47,7 @@ _DATA: Final[frozenset[Any]] = frozenset(
         Namespace,
         PosixPath,
         Signals,
+        *((member, f"signal.{name}") for name, member in Signals.__members__.items()),  # as Python 3.11.0 to 3.11.3
         SimpleNamespace,
         dt.date,
         dt.datetime,
