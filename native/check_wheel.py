@@ -1,4 +1,4 @@
-"""What a wheel of Trackbed must hold before it is published; `make wheels` checks each one."""
+"""Checks of a wheel before it is published, which `make wheels` runs on each one."""
 
 import re
 import subprocess

@@ -110,14 +110,12 @@ def build(target: Target, folder: Path) -> Path:
     tools = folder / "tools"
     tools.mkdir()
     settings = {f"cmake.define.{name}": value for name, value in write_tools(tools, target.architecture).items()}
+    settings["build-dir"] = str(folder / "build")
+    environment = {**os.environ, "PIP_CONSTRAINT": str(ROOT / "constraints.txt")}
     if target.tag.endswith("abi3"):
         settings["wheel.py-api"] = target.tag.partition("-")[0]
-    settings["build-dir"] = str(folder / "build")
-    environment = {
-        **os.environ,
-        "SETUPTOOLS_EXT_SUFFIX": f".cpython-311-{target.architecture}-linux-gnu.so",
-        "PIP_CONSTRAINT": str(ROOT / "constraints.txt"),
-    }
+    else:  # the name of a module says the processor, by default that of the machine that builds
+        environment["SETUPTOOLS_EXT_SUFFIX"] = f".cpython-311-{target.architecture}-linux-gnu.so"
     command = [
         sys.executable,
         "-m",

@@ -320,7 +320,7 @@ def commit_checkpoint(partial: Path, final: Path) -> None:
 
     An absent or empty folder takes the name by one rename. An earlier checkpoint is exchanged with the new one, which
     takes over all files there that belong to no checkpoint. Into a folder with other files alone the new ones move,
-    `metadata.json` last: without it the folder is a damaged checkpoint, which the next save replaces.
+    `metadata.json` last, without which the checkpoint is not whole.
 
     Raises:
         CheckpointError: a folder has the name of a file of the checkpoint, or a volume is mounted at `final`.

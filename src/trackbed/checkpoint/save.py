@@ -302,7 +302,7 @@ def _parts(assignment: Assignment) -> Iterable[tuple[int, int, int, int]]:
 
 
 def _value(shard: Shard, content: bytes, start: int, stop: int, axis: int) -> torch.Tensor | bytes:
-    """What is written for a part of a shard: the bytes of an object, or a slice of a tensor; all of it for axis -1."""
+    """Returns the bytes of an object, or the slice of a tensor along an axis; the whole tensor for axis -1."""
     if isinstance(shard, ShardedObject):
         return content
     if shard.data is None:
