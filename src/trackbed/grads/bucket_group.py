@@ -18,7 +18,14 @@ from trackbed.grads.collectives import Collectives, Label, SoloCollectives, Torc
 from trackbed.grads.collectives.torch import is_replaced
 from trackbed.grads.config import ReductionOptions
 from trackbed.grads.failure_aware_wait import Waiter
-from trackbed.grads.gradient_check import NormHistory, check_finite, is_judged_large, norm_of
+from trackbed.grads.gradient_check import (
+    FiniteCheck,
+    NormHistory,
+    check_finite,
+    has_judge,
+    is_judged_large,
+    norm_of,
+)
 from trackbed.grads.timeline import BucketObserver
 
 logger = logging.getLogger(__name__)
@@ -83,6 +90,8 @@ class _ParamAndGradBucketGroup:
         """Step, and number of this group among those of the wrapper."""
         self.observer: BucketObserver | None = None
         self.waiter = Waiter()
+        self.finite_check: FiniteCheck | None = None
+        """Looks at gradients where the host is to wait for no GPU; None to raise an error at once."""
         self.issue: Callable[[bool], None] = self.start_grad_sync
         """Called when the group is ready, with `force_all_reduce`: reduces it now, or in its turn."""
 
@@ -159,14 +168,14 @@ class _ParamAndGradBucketGroup:
 
     def without_gradient(self) -> list[Parameter]:
         """Parameters that require a gradient, and have none since `reset`: none has arrived, and it is all zero."""
-        if all(self.has_arrived):
-            return []
         pairs = zip(self._params, self.has_arrived, strict=True)
-        return [
-            param
-            for param, has_arrived in pairs
-            if not has_arrived and param.requires_grad and not bool(param.main_grad.any())  # type: ignore[attr-defined]
-        ]
+        lacking = [param for param, has_arrived in pairs if not has_arrived and param.requires_grad]
+        if not lacking:
+            return []
+        # Of all at once, so that a GPU is waited for once.
+        written = torch.stack([param.main_grad.any() for param in lacking])  # type: ignore[attr-defined]
+        flags = self.waiter.read(written, "gradients that the program may have written").tolist()
+        return [param for param, is_written in zip(lacking, flags, strict=True) if not is_written]
 
     def drop_reduction(self) -> None:
         """Forgets a reduction that is running, for which other ranks may never come."""
@@ -203,8 +212,14 @@ class _ParamAndGradBucketGroup:
         """Checks the norm of the gradients of each bucket; under Megatron Core's paths, with its rerun state machine.
 
         Raises:
-            NonFiniteGradientError: it is NaN or infinite; the message names the parameter.
+            NonFiniteGradientError: it is NaN or infinite, and there is no `finite_check`; the message names the
+                parameter.
         """
+        finite_check = self.finite_check
+        if finite_check is not None and check_for_nan_or_inf and not check_for_large and not has_judge():
+            for bucket in self.buckets:
+                finite_check.look_at(bucket)
+            return
         for number, bucket in enumerate(self.buckets):
             # Before the sum over the ranks, which would spread a NaN to all of them, so that none could name its
             # origin.

@@ -68,7 +68,8 @@ class DistributedDataParallelConfig:
     Without `overlap_grad_reduce` there is one bucket."""
 
     check_for_nan_in_grad: bool = False
-    """True to refuse a bucket of gradients with NaN or infinity before it is reduced."""
+    """True to refuse gradients with NaN or infinity: on CPUs before their bucket is reduced, on GPUs in the optimizer's
+    step."""
 
     check_for_large_grads: bool = False
     """True to warn of a bucket whose norm is over 10 times the largest so far, before it is reduced."""

@@ -2,7 +2,7 @@
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, ClassVar
 
@@ -14,9 +14,10 @@ from trackbed.cancellation import checking_waits
 from trackbed.errors import ArgumentError, GradientError
 from trackbed.grads.automatic_reduction import AutomaticReduction, PassState, lacked_by_all
 from trackbed.grads.collectives import Collectives, Label, SharedMemoryCollectives, TorchCollectives
-from trackbed.grads.collectives.protocol import EXCHANGES, LEFT, MAX_NUMBERS, NO_LABEL
+from trackbed.grads.collectives.protocol import EXCHANGES, LEFT, MAX_NUMBERS, NO_LABEL, NORM, read_together
 from trackbed.grads.config import ReductionOptions
 from trackbed.grads.failure_aware_wait import end_stuck, freed_from_failures
+from trackbed.grads.gradient_check import FiniteCheck
 from trackbed.grads.hooks import backward_hook, hooks_around_states, register_backward_hook, watch_steps
 from trackbed.grads.issue_order import IssueOrder, StepCheck
 from trackbed.grads.model_agreement import ProcessGroups, broadcast_values, values_of
@@ -77,6 +78,7 @@ class GradientEngine(WrappedModel):
         self.is_updating = False
         """True while a `DataParallelOptimizer` calls its optimizer of torch."""
         self._optimizer: weakref.ref[Any] | None = None
+        self._finite_check: FiniteCheck | None = None
         self._has_run = False
         self._is_finished = False
         self._no_sync_depth = 0
@@ -124,6 +126,8 @@ class GradientEngine(WrappedModel):
         self.automatic, self.state.is_on = None, False
         self._reset_fused_flags()
         drop_gradients(self.params)
+        if self._finite_check is not None:
+            self._finite_check.forget()
         self.order.reset(has_begun=self.state.is_touched)
         for buffer in self.buffers():
             buffer.reset()
@@ -158,7 +162,7 @@ class GradientEngine(WrappedModel):
                 for group in self.order.unissued():
                     self._check_missing(group.missing(), group.buckets[0].bucket_id)
         self.order.issue_rest(force_all_reduce=force_all_reduce)
-        self.order.finish(self.waiter)
+        self.order.finish(self.waiter, is_step_next=self._attached() is not None and bool(self._on_gpus()))
         self._is_finished = True
 
     def exchange(
@@ -183,6 +187,45 @@ class GradientEngine(WrappedModel):
         exchange = (collectives or self.dense_collectives).exchange(numbers, label=label)
         self.waiter.wait(exchange.work, EXCHANGES.get(label, "exchange of numbers"))
         return exchange.read(self.waiter.read)
+
+    def exchange_update(
+        self, known: Mapping[bool, npt.NDArray[np.int64]], on_device: Mapping[bool, torch.Tensor]
+    ) -> dict[bool, npt.NDArray[np.int64]]:
+        """Collective over the ranks that share one optimizer: sends what they must agree on and know for an update.
+
+        A GPU is waited for once, for all that the host needs of the step: these numbers, the labels of the step that
+        `finish_gradients` has left, and the first gradient of each rank that is not finite.
+
+        Args:
+            known: `[K]` numbers for the ranks of the dense parameters under False, and for those of the experts' under
+                True, if there are any.
+            on_device: `[M]` int64 numbers for the same ranks, on the device of the gradients.
+
+        Returns:
+            `[ranks, K + M]` numbers of the same ranks.
+
+        Raises:
+            CollectiveError: another rank failed, or is at another operation.
+            NonFiniteGradientError: a rank had such a gradient, and `check_for_nan_in_grad` is on.
+        """
+        check, parts = self._finite_check, (self.dense, self.experts)
+        sent = dict(on_device)
+        if check is not None:
+            sent[False] = torch.cat([check.take(sent[False].device), sent[False]])
+        exchanges = [
+            parts[of_experts].collectives.exchange(numbers, label=NORM, more=sent[of_experts])
+            for of_experts, numbers in known.items()
+        ]
+        for exchange in exchanges:
+            self.waiter.wait(exchange.work, EXCHANGES[NORM])
+        before = self.order.take_check()
+        found = read_together([*before, *exchanges], self.waiter.read)[len(before) :]
+        rows = dict(zip(known, found, strict=True))
+        if check is not None:
+            place = len(known[False])
+            check.check(rows[False][:, place].tolist())
+            rows[False] = np.delete(rows[False], place, axis=1)
+        return rows
 
     def lacking_gradients(self, *, of_experts: bool) -> list[int]:
         """Numbers of the parameters without a gradient on this rank since `zero_gradients`, for `unused_params`.
@@ -230,7 +273,9 @@ class GradientEngine(WrappedModel):
                 group = self.group_of[param]
                 group.has_arrived[group.slot_of(param)] = True
         self._optimizer = weakref.ref(optimizer)
+        self._finite_check = self._new_finite_check()
         for group in self.groups():
+            group.finite_check = self._finite_check
             group.is_gathered_by_step = True
             group.counts_written = self.follows_torch
 
@@ -398,6 +443,8 @@ class GradientEngine(WrappedModel):
             begins_next=not self.config.align_param_gather,
         )
         self.waiter.observer = observer
+        if check is not None:
+            self.waiter.look = check.look
         # All ranks have the same dense operations; those of experts differ where their groups do.
         self.waiter.num_issued = self.dense_collectives.num_issued
         for number, group in enumerate(groups):
@@ -473,6 +520,14 @@ class GradientEngine(WrappedModel):
 
     def _attached(self) -> Any:
         return None if self._optimizer is None else self._optimizer()
+
+    def _new_finite_check(self) -> FiniteCheck | None:
+        """Check of gradients that is read with the numbers of a step; None where each bucket is checked at once."""
+        is_wanted = self.config.check_for_nan_in_grad and self._is_on_gpu()
+        return FiniteCheck([bucket for group in self.groups() for bucket in group.buckets]) if is_wanted else None
+
+    def _is_on_gpu(self) -> bool:
+        return any(buffer.grad_data.is_cuda for buffer in self.buffers())
 
     def _give_up(self, reason: str) -> None:
         """Refuses further steps, and ends operations that are running, for which other ranks may not come."""

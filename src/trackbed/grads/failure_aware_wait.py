@@ -28,6 +28,8 @@ _LAST_WORDS_SECONDS: Final = 0.75
 """Time that is left, after a rank was seen to have ended, for what it has sent before."""
 _SPIN_SECONDS: Final = 0.0002
 _LONGEST_SLEEP_SECONDS: Final = 0.001
+_LOOK_SECONDS: Final = 1.0
+"""Time after which a wait asks whether the ranks are at the same step."""
 _OBSERVATION: Final = 0.6
 """Part of the timeout after which the signs of life of the ranks are recorded, to be compared with those at its end."""
 
@@ -68,6 +70,16 @@ class QueuedCopy:
         return []
 
 
+def begin_copy(tensor: torch.Tensor) -> tuple[torch.Tensor, QueuedCopy]:
+    """Begins to copy a tensor from a GPU to the host, on the current stream. Returns the copy, and when it is there."""
+    # Not `tensor.cpu()`, nor a copy to memory that is not pinned: both block inside the driver. If a kernel before the
+    # copy waits for a rank that has failed, they would never return.
+    copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    with torch.cuda.device(tensor.device):
+        copy.copy_(tensor, non_blocking=True)
+        return copy, QueuedCopy(torch.cuda.current_stream().record_event())
+
+
 class Waiter:
     """Waits for collectives, for as long as the timeout of a group.
 
@@ -86,6 +98,8 @@ class Waiter:
         self.step: Step | None = None
         """Guarded step that is running; None if there is none."""
         self.observer: BucketObserver | None = None
+        self.look: Callable[[], None] = lambda: None
+        """Called in waits that take long. Raises if it finds why they never end."""
         self.num_issued: Callable[[], int] = lambda: 0
         """Number of operations that this rank has issued. Counts only operations that all ranks issue in one order."""
 
@@ -140,13 +154,8 @@ class Waiter:
         """
         if tensor.device.type != "cuda":
             return tensor.cpu()
-        # Not `tensor.cpu()`, nor a copy to memory that is not pinned: both block inside the driver. If a kernel before
-        # the copy waits for a rank that has failed, they would never return.
-        copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-        with torch.cuda.device(tensor.device):
-            copy.copy_(tensor, non_blocking=True)
-            event = torch.cuda.current_stream().record_event()
-        self.wait(QueuedCopy(event), what)
+        copy, work = begin_copy(tensor)
+        self.wait(work, what)
         return copy
 
     def _wait(self, work: Work, what: str, wait: Wait) -> None:
@@ -178,6 +187,8 @@ class Waiter:
             # silent.
             self._give_sign()
             wait.check()
+            if elapsed >= _LOOK_SECONDS and lost is None:
+                self.look()
             # Hardly any time passes for a machine that was suspended, and all its ranks with it.
             passed = min(time.monotonic() - began, _LONGEST_SLICE_SECONDS)
             elapsed += passed

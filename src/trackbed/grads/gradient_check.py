@@ -1,6 +1,7 @@
 """Checks of gradients before they are reduced."""
 
 import math
+from collections.abc import Sequence
 from typing import Final, Protocol
 
 import torch
@@ -34,6 +35,11 @@ _judge: Final[list[Judge | None]] = [None]
 def choose_judge(judge: Judge | None) -> None:
     """Has all bucket groups of this process ask a program about each norm; None for no one."""
     _judge[0] = judge
+
+
+def has_judge() -> bool:
+    """True if a program is asked about each norm."""
+    return _judge[0] is not None
 
 
 def is_judged_large(norm: float, bucket: int) -> bool:
@@ -102,3 +108,66 @@ def _describe(bucket: _ParamAndGradBucket, norm: float, rank: int) -> str:
                 f"its norm is {own}"
             )
     return f"rank {rank}: gradients must be finite, but the norm of bucket {bucket.bucket_id} is {norm}"
+
+
+class FiniteCheck:
+    """Finds the first gradient of a step that is not finite on the GPU, so that the host waits for nothing.
+
+    What was found is sent to all ranks with the other numbers of the step, and each of them raises the same error.
+
+    Args:
+        buckets: all buckets of a wrapper.
+    """
+
+    def __init__(self, buckets: Sequence[_ParamAndGradBucket]) -> None:
+        self._places = [(bucket, param) for bucket in buckets for param in bucket.params_list if param.numel()]
+        """Bucket and parameter of each number that ranks send."""
+        self._numbers: dict[_ParamAndGradBucket, torch.Tensor] = {}
+        for bucket in buckets:
+            own = [number for number, (other, _) in enumerate(self._places) if other is bucket]
+            self._numbers[bucket] = torch.tensor(own, dtype=torch.int64, device=bucket.grad_data.device)
+        self._first: torch.Tensor | None = None
+
+    def look_at(self, bucket: _ParamAndGradBucket) -> None:
+        """Looks at the gradients of a bucket, before they are reduced."""
+        gradients = [param.main_grad for param in bucket.params_list if param.numel()]  # type: ignore[attr-defined]
+        if not gradients:
+            return
+        dtype = torch.promote_types(gradients[0].dtype, torch.float32)
+        norms = torch.stack(torch._foreach_norm(gradients, dtype=dtype))
+        first = torch.where(torch.isfinite(norms), _ALL_FINITE, self._numbers[bucket]).min()
+        self._first = first if self._first is None else torch.minimum(self._first, first)
+
+    def take(self, device: torch.device) -> torch.Tensor:
+        """Returns `[1]` number of the first gradient that is not finite, for `check`, and begins anew."""
+        first, self._first = self._first, None
+        return torch.full((1,), _ALL_FINITE, device=device) if first is None else first.to(device).view(1)
+
+    def forget(self) -> None:
+        """Forgets what was found."""
+        self._first = None
+
+    def check(self, numbers: Sequence[int]) -> None:
+        """Checks that the gradients of all ranks were finite.
+
+        Args:
+            numbers: result of `take` of each rank.
+
+        Raises:
+            NonFiniteGradientError: names the first rank with one that was not, the parameter, and the bucket.
+        """
+        for rank, number in enumerate(numbers):
+            if number != _ALL_FINITE:
+                raise NonFiniteGradientError(
+                    f"rank {rank}: gradients must be finite, but that of {self._describe(number)} is NaN or infinite"
+                )
+
+    def _describe(self, number: int) -> str:
+        if number >= len(self._places):  # that rank has more experts than this one
+            return "a parameter of an expert"
+        bucket, param = self._places[number]
+        name = bucket.names.get(param, f"a parameter of shape {list(param.shape)}")
+        return f"{name} in bucket {bucket.bucket_id}"
+
+
+_ALL_FINITE: Final = torch.iinfo(torch.int64).max

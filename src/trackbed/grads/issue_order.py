@@ -3,11 +3,12 @@
 from collections.abc import Callable, Sequence
 
 import numpy as np
+import torch
 
 from trackbed.errors import GradientError
 from trackbed.grads.bucket_group import _ParamAndGradBucketGroup
 from trackbed.grads.collectives import Collectives, Exchange, Label
-from trackbed.grads.failure_aware_wait import Waiter
+from trackbed.grads.failure_aware_wait import QueuedCopy, Waiter, begin_copy
 
 
 class StepCheck:
@@ -20,22 +21,73 @@ class StepCheck:
     def __init__(self, collectives: Collectives) -> None:
         self._collectives = collectives
         self._exchange: Exchange | None = None
+        self._early: EarlyCopy | None = None
 
     def begin(self, label: Label) -> None:
         """Sends the label of this rank's step, before its gradients are reduced; `LEFT` after the last one."""
+        self._early = None
         self._exchange = self._collectives.exchange(np.zeros(1, dtype=np.int64), label=label)
 
     def finish(self, waiter: Waiter, what: str = "exchange of step numbers") -> None:
-        """Waits for the labels of the other ranks.
+        """Waits for the labels of the other ranks, and compares them.
 
         Args:
             waiter: waits.
             what: description, with which an error begins.
         """
-        if self._exchange is not None:
-            waiter.wait(self._exchange.work, what)
-            self._exchange.read(waiter.read)
+        exchange = self._exchange
+        if exchange is not None:
+            waiter.wait(exchange.work, what)
+            exchange.read(waiter.read)
             self._exchange = None
+
+    def finish_on_gpu(self, waiter: Waiter) -> None:
+        """Has the GPU wait for the labels, which are compared with what `take` returns."""
+        if self._exchange is not None:
+            waiter.wait(self._exchange.work, "exchange of step numbers")
+            self._early = EarlyCopy(self._exchange)
+
+    def look(self) -> None:
+        """Compares the labels if they are here, for a rank that has waited long: the ranks may be at different steps.
+
+        Raises:
+            CollectiveError: they are.
+        """
+        if self._early is not None:
+            self._early.look()
+
+    def take(self) -> list[Exchange]:
+        """Returns the exchange if its labels are still to be compared, and forgets it."""
+        exchange, self._exchange, self._early = self._exchange, None, None
+        return [] if exchange is None else [exchange]
+
+
+class EarlyCopy:
+    """Copy of an exchange to the host that does not wait for what the GPU has to do behind the exchange.
+
+    Args:
+        exchange: exchange that the current stream of the GPU waits for.
+    """
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self._is_received = torch.cuda.current_stream().record_event()
+        self._begun: tuple[torch.Tensor, QueuedCopy] | None = None
+
+    def look(self) -> None:
+        """Reads the exchange if its copy is here. The first call begins to copy."""
+        received = self._exchange.received
+        if received is None:
+            return
+        if self._begun is None:
+            stream = torch.cuda.Stream(received.device)  # type: ignore[no-untyped-call]
+            stream.wait_event(self._is_received)
+            with torch.cuda.stream(stream):
+                self._begun = begin_copy(received)
+            received.record_stream(stream)
+        copy, work = self._begun
+        if work.is_done():
+            self._exchange.decode(copy.numpy())
 
 
 class IssueOrder:
@@ -122,14 +174,26 @@ class IssueOrder:
                 self.give_up("gradients were changed while they were being reduced")
                 raise GradientError(msg)
 
-    def finish(self, waiter: Waiter) -> None:
-        """Waits until all groups, which have been issued, are reduced."""
+    def finish(self, waiter: Waiter, *, is_step_next: bool = False) -> None:
+        """Waits until all groups, which have been issued, are reduced.
+
+        Args:
+            waiter: waits.
+            is_step_next: True if `take_check` follows before anyone uses the gradients.
+        """
         # The labels first: if a rank is in another step, its collectives may be paired with others of this rank, so
         # that a sum is wrong or a wait never ends. The labels say why.
         if self._check is not None:
-            self._check.finish(waiter)
+            if is_step_next:
+                self._check.finish_on_gpu(waiter)
+            else:
+                self._check.finish(waiter)
         for group in self._groups:
             group.wait_for_grads()
+
+    def take_check(self) -> list[Exchange]:
+        """Returns the exchange of the step if nobody has read it, for the next read from the GPU."""
+        return [] if self._check is None else self._check.take()
 
     def reset(self, *, has_begun: bool) -> None:
         """Prepares for the next step. Waits for reductions that are running.
@@ -151,6 +215,7 @@ class IssueOrder:
         # the steps differ, and the next collective raises instead of adding gradients of two steps.
         if has_begun or self._num_issued or any(group.has_counted for group in self._groups):
             self._step += 1
+        self.take_check()  # one that nobody has read: the next step's will tell whether the ranks are together
         self._ready = [False] * len(self._groups)
         self._num_issued = 0
         for number, group in enumerate(self._groups):

@@ -18,7 +18,6 @@ import numpy.typing as npt
 import torch
 
 from trackbed.errors import ArgumentError
-from trackbed.grads.collectives import Fetch
 from trackbed.grads.collectives.protocol import SUMMABLE, array_of
 from trackbed.kernels import square_sum
 
@@ -30,8 +29,8 @@ _KERNEL_TYPES = (torch.float32, torch.bfloat16, torch.float16)
 class GpuSquares:
     """Sum of squares of vectors on one GPU, in units of 2**-300: exact with Triton, which torch for CUDA brings.
 
-    Without Triton, and for float64, the norm of each vector is computed in float64, and its square is rounded to a
-    unit: the relative error is some 1e-15, and depends on how the gradients are cut.
+    Without Triton, and for float64, the norm of each vector is computed in float64, and the sum of their squares is
+    rounded: the relative error is some 1e-15, and depends on how the gradients are cut.
 
     Args:
         device: the GPU.
@@ -50,25 +49,24 @@ class GpuSquares:
         else:
             self._norms.append(torch.linalg.vector_norm(vector, dtype=torch.float64))
 
-    def total(self, fetch: Fetch = torch.Tensor.cpu) -> tuple[int, int, int]:
-        """Returns the sum, and whether there is a NaN, and an infinity.
-
-        Args:
-            fetch: copies a tensor from the GPU to the host, and waits for the copy.
-        """
-        # As one tensor, whose norms are carried bit by bit, so that there is one copy.
-        norms = torch.stack(self._norms).view(torch.int64) if self._norms else self._sums[:0]
-        numbers = fetch(torch.cat([self._sums, norms]))
-        sums = numbers[: len(self._sums)].tolist()
-        units = num_nan = num_infinite = 0
+    def numbers(self) -> torch.Tensor:
+        """`[K]` numbers of `SquareSum.numbers`, on the GPU, without a wait for it."""
+        device = self._sums.device
+        special = torch.zeros(2, dtype=torch.int64, device=device)
+        limbs = torch.zeros(_NUM_LIMBS, dtype=torch.int64, device=device)
+        rounded = torch.zeros(1, dtype=torch.float64, device=device)
         if self._kernel is not None:
-            num_nan, num_infinite = sums[self._kernel.NAN_SLOT], sums[self._kernel.INFINITE_SLOT]
-            units = sum(limb << _LIMB_BITS * place for place, limb in enumerate(sums[: self._kernel.NAN_SLOT]))
-        for norm in numbers[len(self._sums) :].view(torch.float64).tolist():
-            num_nan += math.isnan(norm)
-            num_infinite += math.isinf(norm)
-            units += round(Fraction(norm) ** 2 * 2**300) if math.isfinite(norm) else 0
-        return units, int(num_nan > 0), int(num_infinite > 0)
+            special = self._sums[self._kernel.NAN_SLOT : self._kernel.NAN_SLOT + 2]
+            limbs = self._sums[:_NUM_LIMBS]
+            # What is over 40 bits goes to the next limb, so that the limbs of 2**22 ranks can be added in 64 bits.
+            over = limbs >> _LIMB_BITS
+            limbs = limbs & (1 << _LIMB_BITS) - 1
+            limbs[1:] += over[:-1]
+        if self._norms:
+            squares = torch.stack(self._norms) ** 2
+            special = special + torch.stack([squares.isnan().sum(), squares.isinf().sum()])
+            rounded = squares.nan_to_num(nan=0.0, posinf=0.0).sum().view(1)
+        return torch.cat([special, limbs, rounded.view(torch.int64)])
 
 
 @functools.cache
@@ -88,9 +86,11 @@ def _kernel(device: torch.device) -> ModuleType | None:
 
 _UNIT: Final = -300
 """Binary exponent of the unit in which sums are counted: twice that of the smallest float32, and 2 more."""
+_UNITS: Final = 2**-_UNIT
+"""Units in 1."""
 _LIMB_BITS: Final = 40
 _NUM_LIMBS: Final = 18
-"""Limbs of 40 bits hold the squares of 2**164 numbers of the largest size; 2**23 ranks can add theirs in 64 bits."""
+"""Limbs of 40 bits hold the squares of 2**164 numbers of the largest size; 2**22 ranks can add theirs in 64 bits."""
 _CHUNK: Final = 1 << 24
 
 
@@ -125,28 +125,9 @@ class SquareSum:
     """Number of tensors with an infinity."""
 
     @staticmethod
-    def of(tensors: Iterable[torch.Tensor], fetch: Fetch = torch.Tensor.cpu) -> "SquareSum":
-        """Sums the squares of all elements of some tensors.
-
-        Args:
-            tensors: tensors on any device.
-            fetch: copies a tensor from a GPU to the host, and waits for the copy: once for each GPU, at the end.
-        """
-        total = SquareSum()
-        on_gpus: dict[torch.device, GpuSquares] = {}
-        for tensor in tensors:
-            vector = tensor.detach().reshape(-1)
-            _check_type(vector)
-            if vector.is_cuda:
-                if vector.device not in on_gpus:
-                    on_gpus[vector.device] = GpuSquares(vector.device)
-                on_gpus[vector.device].add(vector)
-                continue
-            for chunk in vector.split(_CHUNK):  # type: ignore[no-untyped-call]
-                total += _sum_of(chunk)
-        for squares in on_gpus.values():
-            total += SquareSum(*squares.total(fetch))
-        return total
+    def of(tensors: Iterable[torch.Tensor]) -> "SquareSum":
+        """Sums the squares of all elements of some tensors, on any device."""
+        return SquareSum.total(square_sum_numbers(tensors).cpu().numpy()[np.newaxis])
 
     @staticmethod
     def total(rows: npt.NDArray[np.int64]) -> "SquareSum":
@@ -155,17 +136,25 @@ class SquareSum:
         Args:
             rows: `[ranks, K]` the `numbers()` of each rank.
         """
-        nan, infinite, *limbs = (int(column) for column in rows.sum(axis=0, dtype=np.int64))
-        return SquareSum(sum(limb << _LIMB_BITS * place for place, limb in enumerate(limbs)), nan, infinite)
+        nan, infinite, *limbs = (int(column) for column in rows[:, :-1].sum(axis=0, dtype=np.int64))
+        units = sum(limb << _LIMB_BITS * place for place, limb in enumerate(limbs))
+        rounded = np.ascontiguousarray(rows[:, -1]).view(np.float64)
+        return SquareSum(
+            units + sum(round(Fraction(number) * _UNITS) for number in rounded.tolist() if number), nan, infinite
+        )
 
     def __add__(self, other: "SquareSum") -> "SquareSum":
         return SquareSum(self.units + other.units, self.num_nan + other.num_nan, self.num_infinite + other.num_infinite)
 
     def numbers(self) -> npt.NDArray[np.int64]:
-        """`[K]` numbers whose elementwise sum over ranks is that of the sum of all, for up to 2**23 ranks."""
+        """`[K]` numbers from which `total` makes the sum over up to 2**22 ranks.
+
+        They are the counts of tensors with a NaN and with an infinity, the limbs of the sum in units, the lowest first,
+        and the bits of a float64: a further part of the sum, which a GPU has rounded.
+        """
         mask = (1 << _LIMB_BITS) - 1
         limbs = [self.units >> _LIMB_BITS * place & mask for place in range(_NUM_LIMBS)]
-        return np.array([self.num_nan, self.num_infinite, *limbs], dtype=np.int64)
+        return np.array([self.num_nan, self.num_infinite, *limbs, 0], dtype=np.int64)
 
     def norm(self) -> float:
         """Square root of the sum, correctly rounded."""
@@ -178,6 +167,31 @@ class SquareSum:
             root = root << 1 | 1
             shift += 2
         return math.ldexp(root, (_UNIT - shift) // 2)
+
+
+def square_sum_numbers(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
+    """Returns `[K]` `SquareSum.numbers` of the elements of some tensors, without a wait for a GPU.
+
+    They are on the device of the tensors; on the CPU, after a wait, if the tensors are on several.
+    """
+    on_cpu = SquareSum()
+    on_gpus: dict[torch.device, GpuSquares] = {}
+    for tensor in tensors:
+        vector = tensor.detach().reshape(-1)
+        _check_type(vector)
+        if vector.is_cuda:
+            if vector.device not in on_gpus:
+                on_gpus[vector.device] = GpuSquares(vector.device)
+            on_gpus[vector.device].add(vector)
+            continue
+        for chunk in vector.split(_CHUNK):  # type: ignore[no-untyped-call]
+            on_cpu += _sum_of(chunk)
+    rows = [squares.numbers() for squares in on_gpus.values()]
+    if on_cpu != SquareSum() or not rows:
+        rows.append(torch.from_numpy(on_cpu.numbers()))
+    if len(rows) == 1:
+        return rows[0]
+    return torch.from_numpy(SquareSum.total(np.stack([row.cpu().numpy() for row in rows])).numbers())
 
 
 def _check_type(vector: torch.Tensor) -> None:

@@ -13,16 +13,30 @@ import torch
 from trackbed.errors import ArgumentError
 from trackbed.grads import DistributedDataParallel
 from trackbed.grads.buffer import arranged_like, fills_memory
-from trackbed.grads.collectives.protocol import NORM
 from trackbed.grads.hooks import watch_steps
 from trackbed.grads.parameter_set import is_expert, name_in_module
 from trackbed.optim.loss_scale import LossScale, is_number
-from trackbed.optim.norm import SquareSum
-from trackbed.optim.pieces import Copies, ParamPiece, is_low_precision, owned_gradients, pieces_of, shared_gradients
+from trackbed.optim.norm import SquareSum, square_sum_numbers
+from trackbed.optim.pieces import (
+    Conversion,
+    Copies,
+    ParamPiece,
+    is_low_precision,
+    owned_gradients,
+    pieces_of,
+    shared_gradients,
+)
 from trackbed.optim.state import OptimizerState
 from trackbed.optim.state_parts import State, StatePart
 from trackbed.optim.torch_optimizers import TorchOptimizers, check_elementwise
-from trackbed.optim.update_agreement import check_updates_agree, describe_update, digests_of
+from trackbed.optim.update_agreement import (
+    check_updates_agree,
+    describe_update,
+    digest_of_tensors,
+    digests_of,
+    groups_with,
+    is_on_gpu,
+)
 
 _EPSILON: Final = 1e-6
 _SMALLEST_NORM: Final = 1e-30
@@ -108,6 +122,7 @@ class DataParallelOptimizer:
             self._pieces += pieces
         self._torchs.note_tensors()
         self._group_sizes = [len(group["params"]) for group in self._torchs.groups]
+        self._conversion = Conversion(owned_gradients(engine), self._pieces)
         self._copies = Copies(self._pieces, engine.wait_for_params)
         self._scattered = [piece for piece in self._pieces if not fills_memory(piece.main)]
         """Pieces whose memory has gaps or overlaps."""
@@ -285,30 +300,39 @@ class DataParallelOptimizer:
         ranks. Beside the numbers of which it is made, the ranks exchange digests of what they are about to do, and how
         many gradients they lack. Only if each lacks some, they also exchange which.
         """
-        own = SquareSum.of(shared_gradients(self._engine), self._engine.waiter.read).numbers()
-        norm, unused = math.nan, set[str]()
-        for of_experts in (False, True) if self._engine.experts.buffers else (False,):
-            texts = self._describe_update(of_experts=of_experts)
-            lacking = self._engine.lacking_gradients(of_experts=of_experts)
-            sums = own[:0] if of_experts else own
-            collectives = self._engine.expert_collectives if of_experts else self._engine.dense_collectives
-            numbers = np.concatenate([sums, [len(lacking)], digests_of(texts)])
-            rows = self._engine.exchange(numbers, NORM, collectives)
-            check_updates_agree(
-                texts, rows[:, len(sums) + 1 :], partial(self._engine.gather_lines, of_experts=of_experts)
-            )
-            params = self._engine.unused_params(lacking, rows[:, len(sums)], of_experts=of_experts)
+        parts = (False, True) if self._engine.experts.buffers else (False,)
+        texts = {part: self._describe_update(of_experts=part) for part in parts}
+        lacking = {part: self._engine.lacking_gradients(of_experts=part) for part in parts}
+        squares = square_sum_numbers(shared_gradients(self._engine))
+        found = self._engine.exchange_update(
+            {part: np.array([len(lacking[part]), *digests_of(texts[part])], dtype=np.int64) for part in parts},
+            {part: self._tensor_numbers([] if part else [squares], squares.device, of_experts=part) for part in parts},
+        )
+        unused = set[str]()
+        for part, rows in found.items():
+            digests = rows[:, 1 : len(texts[part]) + 2]
+            check_updates_agree(texts[part], digests, partial(self._gather_lines, of_experts=part))
+            params = self._engine.unused_params(lacking[part], rows[:, 0], of_experts=part)
             unused.update(self._names[param] for param in params)
-            if not of_experts:
-                norm = SquareSum.total(rows[:, : len(sums)]).norm()
-        return norm, unused
+        return SquareSum.total(found[False][:, -len(squares) :]).norm(), unused
 
-    def _describe_update(self, *, of_experts: bool) -> dict[str, list[str]]:
+    def _tensor_numbers(self, more: list[torch.Tensor], device: torch.device, *, of_experts: bool) -> torch.Tensor:
+        """Numbers on the device of the gradients: what stands for options that are tensors, and more."""
+        groups = groups_with(self.optimizers, self._names_of[of_experts])
+        options = [value for _, group in groups for value in group.values() if is_on_gpu(value)]
+        return torch.cat([digest_of_tensors(options, device), *more])
+
+    def _gather_lines(self, name: str, *, of_experts: bool) -> list[tuple[int, list[str]]]:
+        """Lines of all ranks, in which options have their values."""
+        lines = self._describe_update(of_experts=of_experts, reads_gpu=True)[name]
+        return self._engine.gather_lines(lines, of_experts=of_experts)
+
+    def _describe_update(self, *, of_experts: bool, reads_gpu: bool = False) -> dict[str, list[str]]:
         groups = self._names_of[of_experts]
         frozen = [name for names in groups for name in names if not self._params[name].requires_grad]
         more = {"max_norm": [repr(self._max_norm)], "the loss scale": [repr(self._loss_scale.value)]}
         return (
-            describe_update(self.optimizers, groups, frozen)
+            describe_update(self.optimizers, groups, frozen, reads_gpu=reads_gpu)
             | {"the state that was loaded": [self._state.origins[of_experts]]}
             | more
         )
@@ -326,20 +350,21 @@ class DataParallelOptimizer:
             if not is_low_precision(gradients):
                 for factor in factors:
                     gradients *= factor
+        converted = self._conversion.convert(factors)
         try:
             for piece in self._pieces:
                 # As without a wrapper, a parameter that is frozen later, or has no gradient, stays as it is.
                 is_updated = piece.param.requires_grad and piece.name not in unused
-                piece.main.grad = _gradient_of(piece, factors) if is_updated else None
+                piece.main.grad = _gradient_of(piece, converted) if is_updated else None
             self._engine.is_updating = True
             self._torchs.step()
         finally:
             self._engine.is_updating = False
             for piece in self._pieces:
                 piece.main.grad = None
-        for piece in self._pieces:
-            if piece.is_copied:
-                piece.data.copy_(piece.main)
+        copied = [piece for piece in self._pieces if piece.is_copied]
+        if copied:
+            torch._foreach_copy_([piece.data for piece in copied], [piece.main for piece in copied])
         if self._engine.config.use_distributed_optimizer:
             self._engine.start_param_sync()
 
@@ -364,14 +389,9 @@ class DataParallelOptimizer:
                     )
 
 
-def _gradient_of(piece: ParamPiece, factors: list[float]) -> torch.Tensor:
+def _gradient_of(piece: ParamPiece, converted: Mapping[ParamPiece, torch.Tensor]) -> torch.Tensor:
     """Gradient of a piece, in the type of its main parameter."""
-    gradient = piece.gradient
-    if gradient.dtype != piece.main.dtype:
-        gradient = gradient.to(piece.main.dtype)
-        if is_low_precision(piece.gradient):
-            for factor in factors:
-                gradient *= factor
+    gradient = converted.get(piece, piece.gradient).to(piece.main.dtype)
     return arranged_like(gradient, piece.main) if piece.is_turned else gradient
 
 

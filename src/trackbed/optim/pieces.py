@@ -1,6 +1,7 @@
 """Parts of parameters that a rank's optimizer updates, and copies in float32 of parameters of 16 bits."""
 
-from collections.abc import Callable, Iterable, Iterator
+import bisect
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -68,6 +69,40 @@ def pieces_of(engine: GradientEngine) -> dict[torch.nn.Parameter, list[ParamPiec
                 if param.numel() == 0:
                     pieces[param].append(_piece(names[param], param, 0, 0, is_sharded=True))
     return pieces
+
+
+class Conversion:
+    """Conversion of gradients of 16 bits to float32, as a whole: on a GPU, kernels for each parameter take long.
+
+    Args:
+        owned: result of `owned_gradients`.
+        pieces: pieces, whose gradients are views of these vectors.
+    """
+
+    def __init__(self, owned: Iterable[torch.Tensor], pieces: Iterable[ParamPiece]) -> None:
+        self._vectors = [vector for vector in owned if is_low_precision(vector) and vector.numel()]
+        starts = [vector.data_ptr() for vector in self._vectors]
+        order = sorted(range(len(starts)), key=starts.__getitem__)
+        sorted_starts = sorted(starts)
+        self._places: list[tuple[ParamPiece, int, int]] = []
+        """Pieces with a gradient of 16 bits, the vector that it lies in, and its first element there."""
+        for piece in pieces:
+            gradient = piece.gradient
+            if is_low_precision(gradient) and gradient.numel():
+                number = order[bisect.bisect_right(sorted_starts, gradient.data_ptr()) - 1]
+                offset = (gradient.data_ptr() - starts[number]) // gradient.itemsize
+                self._places.append((piece, number, offset))
+
+    def convert(self, factors: Sequence[float]) -> dict[ParamPiece, torch.Tensor]:
+        """Returns the gradients in float32, multiplied by some factors, one after the other."""
+        converted = [vector.float() for vector in self._vectors]
+        for vector in converted:
+            for factor in factors:
+                vector *= factor
+        return {
+            piece: converted[number].as_strided(piece.gradient.shape, piece.gradient.stride(), offset)
+            for piece, number, offset in self._places
+        }
 
 
 def owned_gradients(engine: GradientEngine) -> Iterator[torch.Tensor]:

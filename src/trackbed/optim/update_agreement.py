@@ -15,14 +15,46 @@ from trackbed.files.checksum import crc32
 _NOT_OPTIONS: Final = ("params", "param_names")
 
 
-def describe_options(options: Mapping[str, Any]) -> list[str]:
-    """Texts of the options of a parameter group that are numbers, words or lists of them."""
-    found = {key: _plain(value) for key, value in options.items() if key not in _NOT_OPTIONS}
+OPTIONS: Final = "the options of parameter groups"
+"""Name of the lines about options."""
+
+
+def describe_options(options: Mapping[str, Any], *, reads_gpu: bool = True) -> list[str]:
+    """Texts of the options of a parameter group that are numbers, words or lists of them.
+
+    Args:
+        options: parameter group of an optimizer.
+        reads_gpu: False to leave the values of tensors on a GPU out; True to wait for them.
+    """
+    own = {key: value for key, value in options.items() if key not in _NOT_OPTIONS}
+    found = {key: "a tensor" if not reads_gpu and is_on_gpu(value) else _plain(value) for key, value in own.items()}
     return [f"{key}={value!r}" for key, value in found.items() if _is_plain(value)]
 
 
+def is_on_gpu(value: object) -> bool:
+    """True for a number in a tensor whose value the host would wait for."""
+    return isinstance(value, torch.Tensor) and value.numel() == 1 and value.device.type != "cpu"
+
+
+def digest_of_tensors(values: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
+    """Returns `[1]` number that stands for the values of tensors of one number each, without a wait for a GPU."""
+    if not values:
+        return torch.zeros(1, dtype=torch.int64, device=device)
+    bits = torch.stack([value.detach().to(device, torch.float64).reshape(()) for value in values]).view(torch.int64)
+    # Odd factors, so that neither equal changes of two values nor exchanged values have the same sum.
+    factors = torch.arange(len(values), device=device) * _FACTOR + 1
+    return (bits * factors).sum().view(1)
+
+
+_FACTOR: Final = 0x1E3779B97F4A7C16
+
+
 def describe_update(
-    optimizers: Sequence[torch.optim.Optimizer], names: Sequence[Sequence[str]], frozen: Sequence[str]
+    optimizers: Sequence[torch.optim.Optimizer],
+    names: Sequence[Sequence[str]],
+    frozen: Sequence[str],
+    *,
+    reads_gpu: bool = True,
 ) -> dict[str, list[str]]:
     """Lines, by name, that are the same on all ranks whose updates of some parameters are.
 
@@ -30,19 +62,29 @@ def describe_update(
         optimizers: optimizers of torch.
         names: names of these parameters in each of its groups.
         frozen: names of the frozen parameters.
+        reads_gpu: False to leave the values of tensors on a GPU out; True to wait for them.
     """
-    all_groups = (group for optimizer in optimizers for group in optimizer.param_groups)
-    groups = [(number, group) for number, group in enumerate(all_groups) if names[number]]
+    groups = groups_with(optimizers, names)
     return {
         "the class of the optimizer": [type(optimizer).__qualname__ for optimizer in optimizers],
         "the parameter groups": [
             f"{brief([own])} in group {number} ({_digest_of(repr(own)):x})" for number, own in enumerate(names)
         ],
-        "the options of parameter groups": [
-            f"{option} in group {number}" for number, group in groups for option in describe_options(group)
+        OPTIONS: [
+            f"{option} in group {number}"
+            for number, group in groups
+            for option in describe_options(group, reads_gpu=reads_gpu)
         ],
         "parameters that are frozen after wrapping": list(frozen) or ["none"],
     }
+
+
+def groups_with(
+    optimizers: Sequence[torch.optim.Optimizer], names: Sequence[Sequence[str]]
+) -> list[tuple[int, dict[str, Any]]]:
+    """Number and parameter group of each group of some optimizers that has names."""
+    groups = (group for optimizer in optimizers for group in optimizer.param_groups)
+    return [(number, group) for number, group in enumerate(groups) if names[number]]
 
 
 def brief(groups: Sequence[Sequence[str]]) -> str:
@@ -91,14 +133,15 @@ def digests_of(texts: Mapping[str, list[str]]) -> npt.NDArray[np.int64]:
 def check_updates_agree(
     texts: Mapping[str, list[str]],
     rows: npt.NDArray[np.int64],
-    gather: Callable[[list[str]], list[tuple[int, list[str]]]],
+    gather: Callable[[str], list[tuple[int, list[str]]]],
 ) -> None:
     """Collective over the ranks if they differ: checks that all have the same lines.
 
     Args:
         texts: lines of this rank, by name.
-        rows: `[ranks, K]` the `digests_of` the lines of each rank, the same rows on every rank.
-        gather: returns number and lines of each rank; called on all ranks, or on none.
+        rows: `[ranks, K + 1]` the `digests_of` the lines of each rank, and of tensors that are `OPTIONS`, the same rows
+            on every rank.
+        gather: returns number and lines of each rank, given their name; called on all ranks, or on none.
 
     Raises:
         CollectiveError: they do not. The message has the first name, two ranks, and the first line that differs.
@@ -106,8 +149,8 @@ def check_updates_agree(
     different = (rows != rows[0]).any(axis=0)
     if not different.any():
         return
-    name = list(texts)[int(np.argmax(different))]
-    difference = difference_of(dict(gather(texts[name])), absent="no more")
+    name = [*texts, OPTIONS][int(np.argmax(different))]
+    difference = difference_of(dict(gather(name)), absent="no more")
     raise CollectiveError(f"optimizer: {name} must be the same on every rank, but {difference}")
 
 

@@ -12,7 +12,7 @@ from trackbed.comm import Group
 from trackbed.comm.shared_memory import SharedMemory
 from trackbed.errors import CollectiveError
 from trackbed.grads.collectives import Collectives, Label, SharedMemoryCollectives
-from trackbed.grads.collectives.protocol import MAX_NUMBERS
+from trackbed.grads.collectives.protocol import MAX_NUMBERS, read_together
 
 SUMMED = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 TOLERANCES = {torch.float32: 1e-6, torch.bfloat16: 2e-2, torch.float16: 2e-3, torch.float64: 1e-14}
@@ -177,6 +177,28 @@ def an_exchange_sends_the_numbers_of_all_ranks(rank):
         assert found.tolist() == [(np.arange(count) * (other + 1) - 2**62).tolist() for other in range(rank.size)]
 
 
+def an_exchange_sends_numbers_of_the_device_behind_those_of_the_host(rank):
+    more = rank.buffer(torch.arange(5.0) + 10 * rank.number).to(torch.int64)
+    exchange = rank.collectives.exchange(np.array([-1, 2**62]), more=more)
+    exchange.work.wait()
+    assert exchange.read().tolist() == [[-1, 2**62, *range(10 * other, 10 * other + 5)] for other in range(rank.size)]
+
+
+def exchanges_are_read_together(rank):
+    exchanges = [
+        rank.collectives.exchange(np.array([rank.number])),
+        rank.collectives.exchange(np.zeros(0, dtype=np.int64), more=torch.tensor([rank.number, 3])),
+        rank.collectives.exchange(np.arange(3), label=Label(4, 1)),
+    ]
+    for exchange in exchanges:
+        exchange.work.wait()
+    copied = []
+    found = read_together(exchanges, lambda tensor: copied.append(len(tensor)) or tensor)
+    assert [rows.tolist() for rows in found] == [exchange.read().tolist() for exchange in exchanges]
+    assert found[1].tolist() == [[other, 3] for other in range(rank.size)]
+    assert len(copied) <= 1
+
+
 def an_exchange_sends_numbers_as_they_were(rank):
     numbers = np.array([rank.number])
     exchange = rank.collectives.exchange(numbers)
@@ -254,6 +276,8 @@ CASES = {
         an_operation_takes_several_buffers_even_empty_ones,
         a_broadcast_replaces_tensors_of_any_shape,
         an_exchange_sends_the_numbers_of_all_ranks,
+        an_exchange_sends_numbers_of_the_device_behind_those_of_the_host,
+        exchanges_are_read_together,
         an_exchange_sends_numbers_as_they_were,
         many_operations_may_be_under_way,
         a_work_tells_when_it_is_done,

@@ -165,11 +165,13 @@ class SharedMemoryCollectives:
 
         return self._submit(_ALL_GATHER, label, gather)
 
-    def exchange(self, numbers: npt.NDArray[np.int64], *, label: Label = NO_LABEL) -> Exchange:
+    def exchange(
+        self, numbers: npt.NDArray[np.int64], *, label: Label = NO_LABEL, more: torch.Tensor | None = None
+    ) -> Exchange:
         """Sends a few numbers to all ranks."""
-        sent = numbers.copy()
-        received = np.empty((self._size, len(numbers)), dtype=np.int64)
-        slots = self._scratch[: self._size * 8 * len(numbers)].view(np.int64).reshape(received.shape)
+        sent = numbers.copy() if more is None else np.concatenate([numbers, more.numpy()])
+        received = np.empty((self._size, len(sent)), dtype=np.int64)
+        slots = self._scratch[: self._size * 8 * len(sent)].view(np.int64).reshape(received.shape)
         own = slots[self._rank]
 
         def send() -> None:

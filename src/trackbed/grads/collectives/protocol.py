@@ -132,12 +132,16 @@ class Collectives(Protocol):
         """Replaces each shard of each buffer by that of the rank that owns it."""
         ...
 
-    def exchange(self, numbers: npt.NDArray[np.int64], *, label: Label = NO_LABEL) -> "Exchange":
+    def exchange(
+        self, numbers: npt.NDArray[np.int64], *, label: Label = NO_LABEL, more: torch.Tensor | None = None
+    ) -> "Exchange":
         """Sends a few numbers to all ranks.
 
         Args:
-            numbers: `[K]` at most `MAX_NUMBERS`, as many on every rank.
+            numbers: `[K]` as many on every rank.
             label: name of the operation, the same on all ranks.
+            more: `[M]` int64 numbers on the device of the buffers, sent behind the others. The host does not read them.
+                K + M is at most `MAX_NUMBERS`.
         """
         ...
 
@@ -151,16 +155,39 @@ class Exchange:
     """Numbers of all ranks."""
 
     work: Work
-    decode: Callable[[Fetch], npt.NDArray[np.int64]]
-    """Returns the numbers, once the work is done, with a function that copies what was received to the host."""
+    decode: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]]
+    """Returns the numbers, given those of `received`, or none."""
+    received: torch.Tensor | None = None
+    """Vector of int64 that holds what was received, once the work is done; None if the host has it already."""
 
     def read(self, fetch: Fetch = torch.Tensor.cpu) -> npt.NDArray[np.int64]:
-        """Returns `[ranks, K]` numbers, once the work is done.
+        """Returns `[ranks, K + M]` numbers, once the work is done; see `read_together`."""
+        return read_together([self], fetch)[0]
 
-        Args:
-            fetch: copies a tensor from a GPU to the host, and waits for the copy.
-        """
-        return self.decode(fetch)
+
+def read_together(exchanges: Sequence[Exchange], fetch: Fetch = torch.Tensor.cpu) -> list[npt.NDArray[np.int64]]:
+    """Returns the numbers of several exchanges whose works are done, with one copy from a GPU to the host.
+
+    Args:
+        exchanges: exchanges over one device, at least one.
+        fetch: copies a tensor from a GPU to the host, and waits for the copy.
+
+    Raises:
+        CollectiveError: ranks were at different operations, in the first exchange where that is so.
+    """
+    received = [exchange.received for exchange in exchanges if exchange.received is not None]
+    ends = np.cumsum([0 if exchange.received is None else len(exchange.received) for exchange in exchanges])
+    numbers = fetch(torch.cat(received)).numpy() if received else np.empty(0, dtype=np.int64)
+    parts = np.split(numbers, ends[:-1])
+    return [exchange.decode(part) for exchange, part in zip(exchanges, parts, strict=True)]
+
+
+def exchange_of_one(numbers: npt.NDArray[np.int64], more: torch.Tensor | None) -> Exchange:
+    """Exchange of a single rank with itself. See `Collectives.exchange`."""
+    sent = numbers.copy()
+    if more is None:
+        return Exchange(DONE, lambda _: sent[np.newaxis])
+    return Exchange(DONE, lambda read: np.concatenate([sent, read])[np.newaxis], more)
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,10 +309,11 @@ class SoloCollectives:
         """Does nothing."""
         return DONE
 
-    def exchange(self, numbers: npt.NDArray[np.int64], *, label: Label = NO_LABEL) -> Exchange:
+    def exchange(
+        self, numbers: npt.NDArray[np.int64], *, label: Label = NO_LABEL, more: torch.Tensor | None = None
+    ) -> Exchange:
         """Returns the numbers."""
-        sent = numbers[np.newaxis].copy()
-        return Exchange(DONE, lambda _: sent)
+        return exchange_of_one(numbers, more)
 
     def broadcast(self, tensors: Sequence[torch.Tensor], *, source: int) -> Work:
         """Does nothing."""

@@ -21,7 +21,6 @@ from trackbed.grads.collectives.protocol import (
     NO_LABEL,
     BackendError,
     Exchange,
-    Fetch,
     Label,
     Work,
     check_places,
@@ -165,26 +164,34 @@ class TorchCollectives:
             ]
         return self._issued(_works_of(works, coalesced), sent[0].device)
 
-    def exchange(self, numbers: npt.NDArray[np.int64], *, label: Label = NO_LABEL) -> Exchange:
+    def exchange(
+        self, numbers: npt.NDArray[np.int64], *, label: Label = NO_LABEL, more: torch.Tensor | None = None
+    ) -> Exchange:
         """Sends a few numbers to all ranks, and the label before them, always as many."""
-        size, count = self.size(), len(numbers)
+        size, num_known = self.size(), len(label) + len(numbers)
+        num_sent = num_known + (0 if more is None else len(more))
         self._begin()
         device = device_for(self._group, near=self._device)
-        row = [*label, *numbers.tolist(), *[0] * (MAX_NUMBERS - count)]
+        # On the GPU, if gradients are reduced there: the host waits for no other rank then.
+        if self._device is not None and self.is_queued():
+            device = self._device
+        row = [*label, *numbers.tolist(), *[0] * (_ROW - num_known)]
         mine = torch.tensor(row, dtype=torch.int64, pin_memory=device.type == "cuda" and torch.cuda.is_available())
         mine = mine.to(device, non_blocking=True)  # a copy from memory that is not pinned would wait for the GPU
+        if more is not None:
+            mine = torch.cat([mine[:num_known], more.to(device), mine[num_sent:]])
         received = torch.empty(size * _ROW, dtype=torch.int64, device=device)
         gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
         work = gather(received, mine, group=self._group, async_op=True)
         own = self.rank()
 
-        def decode(fetch: Fetch) -> npt.NDArray[np.int64]:
-            rows = fetch(received).numpy().reshape(size, _ROW)
+        def decode(read: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+            rows = read.reshape(size, _ROW)
             labels = [Label(step, bucket) for step, bucket in rows[:, : len(label)].tolist()]
             check_places(own, [("reduction", found) for found in labels])
-            return rows[:, len(label) : len(label) + count]
+            return rows[:, len(label) : num_sent]
 
-        return Exchange(self._issued([work], device), decode)
+        return Exchange(self._issued([work], device), decode, received)
 
     def broadcast(self, tensors: Sequence[torch.Tensor], *, source: int) -> Work:
         """Replaces the tensors by those of rank `source`."""
