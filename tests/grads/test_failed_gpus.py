@@ -6,9 +6,12 @@ import time
 import pytest
 import torch
 
+from tests.support.models.wrapped import layers
 from trackbed.comm import run_ranks
 from trackbed.errors import CollectiveError
+from trackbed.grads import DistributedDataParallel
 from trackbed.grads.collectives import TorchCollectives
+from trackbed.grads.engine import GradientEngine
 from trackbed.grads.failure_aware_wait import QueuedCopy, Waiter, end_stuck, freed_from_failures
 
 
@@ -134,6 +137,28 @@ def test_a_step_that_ends_well_aborts_nothing_however_long_it_takes_to_leave(que
     run_ranks(2, train)
     assert backend.num_aborts == 0
     assert not any(thread.name == "trackbed-failures" for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize("aborts", [True, False])
+def test_a_program_may_keep_its_process_group(aborts, queued, monkeypatch):
+    collectives, backend = queued()
+    monkeypatch.setattr(GradientEngine, "_on_gpus", lambda engine: [collectives])
+
+    def train(group):
+        wrapper = DistributedDataParallel(layers(4, 2), process_group=group)
+        try:
+            with wrapper.guarded(abort_on_failure=aborts):
+                if group.rank == 1:
+                    raise ValueError("the original message")
+                while True:
+                    wrapper.agree(False)
+        except CollectiveError as error:
+            return str(error), any("group were ended" in note for note in getattr(error, "__notes__", ()))
+
+    found = run_ranks(2, train)
+    assert {text for text, _ in found} == {"training: rank 1: ValueError: the original message"}
+    assert [is_told for _, is_told in found] == [aborts] * 2
+    assert backend.num_aborts == aborts
 
 
 def test_one_rank_has_no_thread(queued):

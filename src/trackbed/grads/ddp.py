@@ -148,7 +148,7 @@ class DistributedDataParallel(torch.nn.Module):
             yield
 
     @contextlib.contextmanager
-    def guarded(self) -> Iterator[None]:
+    def guarded(self, *, abort_on_failure: bool = True) -> Iterator[None]:
         """Collective over the ranks: runs a training loop, in which a failure of one rank is raised on every rank.
 
         A rank that waits for a bucket notices that another rank has failed, and raises an error with the number and the
@@ -156,10 +156,17 @@ class DistributedDataParallel(torch.nn.Module):
         either correct or refused. After a failure all further steps are refused. All ranks must take the same number of
         steps in the block.
 
+        Operations of NCCL that wait for a rank that has failed never end, and a thread that waits for the GPU, as in
+        `loss.item()`, waits for ever. So they are ended a second after the failure, if they have not ended by then.
+        The process group is of no more use after that; what needs no other rank, such as `torch.save`, still works.
+
+        Args:
+            abort_on_failure: False to leave operations on GPUs and their process group as they are.
+
         Raises:
             CollectiveError: a rank failed, or gave no sign of life for the timeout of the process group.
         """
-        with self.engine.guarded("training", "a failure has ended guarded()"):
+        with self.engine.guarded("training", "a failure has ended guarded()", is_aborted=abort_on_failure):
             yield
             self.engine.leave()
 

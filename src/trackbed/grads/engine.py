@@ -16,7 +16,7 @@ from trackbed.grads.automatic_reduction import AutomaticReduction, PassState, la
 from trackbed.grads.collectives import Collectives, Label, SharedMemoryCollectives, TorchCollectives
 from trackbed.grads.collectives.protocol import EXCHANGES, LEFT, MAX_NUMBERS, NO_LABEL, NORM, read_together
 from trackbed.grads.config import ReductionOptions
-from trackbed.grads.failure_aware_wait import end_stuck, freed_from_failures
+from trackbed.grads.failure_aware_wait import GROUP_IS_LOST, end_stuck, freed_from_failures
 from trackbed.grads.gradient_check import FiniteCheck
 from trackbed.grads.hooks import backward_hook, hooks_around_states, register_backward_hook, watch_steps
 from trackbed.grads.issue_order import IssueOrder, StepCheck
@@ -399,28 +399,36 @@ class GradientEngine(WrappedModel):
             self.note_change()
 
     @contextlib.contextmanager
-    def guarded(self, what: str, refusal: str) -> Iterator[None]:
+    def guarded(self, what: str, refusal: str, *, is_aborted: bool = True) -> Iterator[None]:
         """Runs a block in which a failure of one rank is raised on all.
 
         Args:
             what: description of the block, with which an error begins.
             refusal: reason why no further step is possible after a failure.
+            is_aborted: True to end operations on GPUs that never would, after a failure.
         """
+        on_gpus = self._on_gpus() if is_aborted else []
         guarded = self.messages.guarded(what, max_heartbeat_gap_seconds=float("inf"))
         # A save or load in the block waits over a group of its own, and looks at this step.
         counts = {self.waiter.domain: self.waiter.num_issued}
-        with (
-            guarded as step,
-            self.waiter.inside(step),
-            checking_waits(step.check),
-            step.watching_waits(counts),
-            freed_from_failures(self._on_gpus(), step.check, self.messages),
-        ):
-            try:
-                yield
-            except BaseException:
-                self._give_up(refusal)
-                raise
+        try:
+            with (
+                guarded as step,
+                self.waiter.inside(step),
+                checking_waits(step.check),
+                step.watching_waits(counts),
+                freed_from_failures(on_gpus, step.check, self.messages),
+            ):
+                try:
+                    yield
+                except BaseException:
+                    self._give_up(refusal)
+                    end_stuck(on_gpus)
+                    raise
+        except BaseException as error:
+            if any(collectives.is_ended for collectives in on_gpus):
+                error.add_note(GROUP_IS_LOST)
+            raise
 
     def leave(self) -> None:
         """Tells the other ranks that this one has left the training loop, and checks that they have too."""
@@ -535,7 +543,6 @@ class GradientEngine(WrappedModel):
         for collectives in (self.dense_collectives, self.expert_collectives):
             if isinstance(collectives, SharedMemoryCollectives):
                 collectives.stop(reason)
-        end_stuck(self._on_gpus())
 
     def _on_gpus(self) -> list[TorchCollectives]:
         """Collectives whose operations are queued on a GPU."""

@@ -243,6 +243,10 @@ class Waiter:
 
 logger = logging.getLogger(__name__)
 
+GROUP_IS_LOST: Final = (
+    "operations of its process group were ended, because they waited for a rank that has failed; what needs no other "
+    "rank, such as torch.save(), still works"
+)
 _WATCH_SECONDS: Final = 0.05
 _END_GRACE_SECONDS: Final = 1.0
 """Time for operations that all ranks have issued to end, and for a thread that waits for no GPU to leave."""
@@ -252,11 +256,7 @@ def end_stuck(on_gpus: Sequence[TorchCollectives], seconds: float = _END_GRACE_S
     """Ends operations that this rank has issued, after a failure, if they do not end by themselves in some seconds."""
     for collectives in on_gpus:
         if not collectives.is_ended and collectives.end_stuck(seconds):
-            logger.warning(
-                "rank %d: operations of its process group were ended, because they waited for a rank that has failed; "
-                "what needs no other rank, such as torch.save(), still works",
-                collectives.rank(),
-            )
+            logger.warning("rank %d: %s", collectives.rank(), GROUP_IS_LOST)
 
 
 @contextlib.contextmanager
