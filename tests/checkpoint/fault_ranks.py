@@ -74,6 +74,8 @@ class Case:
     timeout: float = 5.0
     """Timeout of the process group in seconds."""
     num_elements: int = 3000
+    claims_gpu: bool = False
+    """True for ranks that say that they have a GPU, whose collectives may end late."""
 
 
 def state_of(rank, value, num_elements):
@@ -126,6 +128,8 @@ def rank_of(case, rank, folder):
     """One rank. Returns what it found."""
     options = {"store": store_of(rank, folder), "rank": rank, "world_size": SIZE}
     dist.init_process_group("gloo", timeout=timedelta(seconds=case.timeout), **options)
+    if case.claims_gpu:
+        torch.cuda.is_available = lambda: True
     path = folder / "checkpoint"
     flat = {"exchange": "flat"} if case.action == "load" else {}
     # Connections exist afterwards. The structure is another, so that the plan is not used again.

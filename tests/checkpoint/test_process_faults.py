@@ -55,6 +55,7 @@ def check(case, result):
 def test_what_one_rank_raises_is_raised_by_all(tmp_path):
     cases = all_cases(["raise"])
     cases = random.Random(1).sample(cases, 12)
+    cases += [case | {"claims_gpu": True} for case in cases[:4]]
     for case, result in zip(cases, run(cases, tmp_path, 200), strict=True):
         check(case, result)
 
