@@ -37,7 +37,7 @@ PHASES = {
         "plan": (save_module, "assign_balanced"),
         "write": (save_module, "write_shards"),
         "write items": (save_module, "write_items"),
-        "collect": (save_module, "gather_written"),
+        "collect": (save_module, "collect"),
         "partial folder": (save_module, "make_partial_folder"),
         "descriptions": (save_module, "write_descriptions"),
         "commit": (save_module, "commit_checkpoint"),

@@ -20,7 +20,7 @@ SAVE_PHASES = {
     "validate": (save_module, "require_valid"),
     "write": (save_module, "write_shards"),
     "write an item": (save_module, "write_items"),
-    "collect": (save_module, "gather_written"),
+    "collect": (save_module, "collect"),
 }
 COMMIT_PHASES = {
     "partial folder": (save_module, "make_partial_folder"),

@@ -315,13 +315,16 @@ def test_each_flipped_byte_gives_right_values_or_an_error_with_the_file(tmp_path
 
 def test_a_plan_is_used_again_for_the_same_structure_only(tmp_path, monkeypatch):
     gathered = []
-    gather = Meeting.gather
 
-    def count(meeting, content):
-        gathered.append(meeting.rank)
-        return gather(meeting, content)
+    def counted(gather):
+        def count(meeting, *contents):
+            gathered.append(meeting.rank)
+            return gather(meeting, *contents)
 
-    monkeypatch.setattr(Meeting, "gather", count)
+        return count
+
+    for name in ("gather", "gather_to_first"):
+        monkeypatch.setattr(Meeting, name, counted(getattr(Meeting, name)))
 
     def work(group):
         contents = []

@@ -13,6 +13,7 @@ from trackbed.comm.difference import (
     first_difference,
     first_unlike_item,
     unlike_ranks,
+    unpacked,
 )
 
 VALUES = st.recursive(
@@ -75,7 +76,7 @@ def test_all_ranks_find_the_same_difference_and_two_alone_send_their_values():
         gather = group.all_gather
 
         def noted(value):
-            sent.append(value)
+            sent.append(value and unpacked(value))
             return gather(value)
 
         group.all_gather = noted

@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -33,8 +33,8 @@ Ranks: TypeAlias = Group | dist.ProcessGroup | None
 
 logger = logging.getLogger(__name__)
 
-_INLINE_BYTES: Final = 4 << 10
-"""Bytes of each rank up to which they go through the store, without a collective of the backend."""
+_INLINE_BYTES: Final = 16 << 10
+"""Bytes of all ranks up to which they go through the store, where each rank reads all of them, and not the backend."""
 _POLL_SECONDS: Final = 0.02
 _NCCL_POLL_SECONDS: Final = 0.0005
 
@@ -79,26 +79,55 @@ class Meeting:
         if self.size == 1:
             return [content]
         members = range(self.size) if among is None else self._ranks_of(among)
-        goes_inline = self.process_group is None or len(content) <= _INLINE_BYTES
-        text = base64.b85encode(content).decode() if goes_inline else None
-        offers: list[Any] = self.group.all_gather([len(content), text])
-        if all(text is not None for _, text in offers):
-            return [content if rank == self.rank else base64.b85decode(offers[rank][1]) for rank in members]
-        sizes = [offers[rank][0] for rank in members]
+        offers = self._offer(content)
+        inline = _inline_of(offers)
+        if inline is not None:
+            return [content if rank == self.rank else inline[rank] for rank in members]
         group = self.process_group if among is None else among
-        padded = np.zeros(max(sizes), dtype=np.uint8)
-        padded[: len(content)] = np.frombuffer(content, dtype=np.uint8)
-        device = device_for(group)
-        received = [torch.empty(max(sizes), dtype=torch.uint8, device=device) for _ in sizes]
-        self.wait(dist.all_gather(received, torch.from_numpy(padded).to(device), group=group, async_op=True))
-        return [tensor[:size].cpu().numpy().tobytes() for tensor, size in zip(received, sizes, strict=True)]
+        sizes = [offers[rank].size for rank in members]
+        mine = _padded(content, max(sizes), device_for(group))
+        received = [torch.empty_like(mine) for _ in sizes]
+        self.wait(dist.all_gather(received, mine, group=group, async_op=True))
+        return _cut(received, sizes)
+
+    def gather_to_first(self, content: bytes, note: bytes = b"") -> tuple[list[bytes], list[bytes]]:
+        """Collective over the ranks: sends bytes of each to rank 0, and a few bytes of each to all.
+
+        Args:
+            content: bytes of this rank.
+            note: the few bytes.
+
+        Returns:
+            The bytes of each rank, in rank order; on ranks other than 0, nothing. And the few bytes of each rank.
+        """
+        if self.size == 1:
+            return [content], [note]
+        offers = self._offer(content, note)
+        notes, inline = [offer.note for offer in offers], _inline_of(offers)
+        if inline is not None:
+            return inline if self.rank == 0 else [], notes
+        sizes = [offer.size for offer in offers]
+        mine = _padded(content, max(sizes), device_for(self.process_group))
+        received = [torch.empty_like(mine) for _ in sizes] if self.rank == 0 else None
+        self.wait(dist.gather(mine, received, group=self.process_group, group_dst=0, async_op=True))
+        return _cut(received or [], sizes), notes
+
+    def _offer(self, content: bytes, note: bytes = b"") -> list["_Offer"]:
+        """Collective over the ranks: returns what each has to send, and its bytes if all of them may be few."""
+        is_short = self.size * len(content) <= _INLINE_BYTES
+        text = _text_of(content) if self.process_group is None or is_short else None
+        found = self.group.all_gather([len(content), text, _text_of(note)])
+        return [
+            _Offer(size, None if text is None else base64.b85decode(text), base64.b85decode(note))
+            for size, text, note in found
+        ]
 
     def broadcast(self, content: bytes) -> bytes:
         """Collective over the ranks: returns the bytes of rank 0; those of the others are ignored."""
         if self.size == 1:
             return content
-        goes_inline = self.process_group is None or len(content) <= _INLINE_BYTES
-        text = base64.b85encode(content).decode() if goes_inline and self.rank == 0 else None
+        is_short = len(content) <= _INLINE_BYTES // 4
+        text = _text_of(content) if self.rank == 0 and (self.process_group is None or is_short) else None
         size, text = self.group.broadcast([len(content), text])
         if text is not None:
             return content if self.rank == 0 else base64.b85decode(text)
@@ -131,6 +160,37 @@ class Meeting:
             else:
                 _sleep_until(future, _POLL_SECONDS)
         work.wait()
+
+
+class _Offer(NamedTuple):
+    """What a rank sends in a gather."""
+
+    size: int
+    content: bytes | None
+    """None if it goes over the backend."""
+    note: bytes
+
+
+def _inline_of(offers: list[_Offer]) -> list[bytes] | None:
+    """Bytes of all ranks, if none goes over the backend."""
+    contents = [offer.content for offer in offers if offer.content is not None]
+    return contents if len(contents) == len(offers) else None
+
+
+def _text_of(content: bytes) -> str:
+    return base64.b85encode(content).decode()
+
+
+def _padded(content: bytes, size: int, device: torch.device) -> torch.Tensor:
+    """Bytes as a tensor of some length, which is the same on all ranks."""
+    padded = np.zeros(size, dtype=np.uint8)
+    padded[: len(content)] = np.frombuffer(content, dtype=np.uint8)
+    return torch.from_numpy(padded).to(device)
+
+
+def _cut(received: list[torch.Tensor], sizes: list[int]) -> list[bytes]:
+    pairs = zip(received, sizes, strict=False)  # nothing is received by others than rank 0
+    return [tensor[:size].cpu().numpy().tobytes() for tensor, size in pairs]
 
 
 def _sleep_until(future: Any, seconds: float) -> None:

@@ -114,7 +114,7 @@ def _save(
             written = write_shards(partial, values, names, meeting.poll, direct=direct)
         with phases("collect"):
             own_tensors = plain_tensors()
-            written_by_rank, digests = gather_written(meeting, written, own_tensors.digest())
+            written_by_rank, digests = collect(meeting, written, own_tensors.digest())
             check_plain_tensors_agree(meeting, own_tensors, digests)
     with phases("commit"):
         if meeting.rank == 0:
@@ -311,16 +311,19 @@ def _value(shard: Shard, content: bytes, start: int, stop: int, axis: int) -> to
     return data if axis < 0 else data.narrow(axis, start, stop - start)
 
 
-def collect(meeting: Meeting, written: WrittenFiles) -> list[WrittenFiles]:
-    """Collective over the ranks: returns what each has written, in rank order."""
-    return gather_written(meeting, written, b"")[0]
+def collect(meeting: Meeting, written: WrittenFiles, note: bytes = b"") -> tuple[list[WrittenFiles], list[bytes]]:
+    """Collective over the ranks: tells rank 0 what each has written.
 
+    Args:
+        meeting: the ranks.
+        written: files of this rank.
+        note: a few bytes of this rank.
 
-def gather_written(meeting: Meeting, written: WrittenFiles, extra: bytes) -> tuple[list[WrittenFiles], list[bytes]]:
-    """Collective over the ranks: like `collect`, and returns each rank's `extra`, of the same length everywhere."""
-    contents = meeting.gather(extra + written.encode())
-    written_by_rank = [WrittenFiles.decode(content[len(extra) :]) for content in contents]
-    return written_by_rank, [content[: len(extra)] for content in contents]
+    Returns:
+        Files of each rank, in rank order; on ranks other than 0, nothing. And the few bytes of each rank.
+    """
+    contents, notes = meeting.gather_to_first(written.encode(), note)
+    return list(map(WrittenFiles.decode, contents)), notes
 
 
 def write_descriptions(

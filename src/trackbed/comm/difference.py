@@ -3,7 +3,9 @@
 Ranks compare digests, which are small, and send the values only if the digests differ.
 """
 
+import base64
 import hashlib
+import zlib
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -128,9 +130,18 @@ def find_difference(
     ranks = unlike_ranks(digests)
     if ranks is None:
         return None
-    # Two ranks alone send their values, which may be long: every rank reads all that is sent.
-    sent = group.all_gather(value if group.rank in ranks else None)
-    return difference_of({rank: sent[rank] for rank in ranks}, absent=absent)
+    sent = group.all_gather(packed(value) if group.rank in ranks else None)
+    return difference_of({rank: unpacked(sent[rank]) for rank in ranks}, absent=absent)
+
+
+def packed(value: Any) -> str:
+    """Returns a JSON value as a short text. Two ranks alone send one, and every rank reads all that is sent."""
+    return base64.b85encode(zlib.compress(orjson.dumps(value))).decode()
+
+
+def unpacked(text: str) -> Any:
+    """Returns the value of `packed`."""
+    return orjson.loads(zlib.decompress(base64.b85decode(text)))
 
 
 def describe_difference(what: str, values: Mapping[int, bytes]) -> str | None:

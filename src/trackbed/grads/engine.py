@@ -2,7 +2,7 @@
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from typing import Any, ClassVar
 
@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 
 from trackbed.cancellation import checking_waits
+from trackbed.comm.difference import packed, unpacked
 from trackbed.errors import ArgumentError, GradientError
 from trackbed.grads.automatic_reduction import AutomaticReduction, PassState, lacked_by_all
 from trackbed.grads.collectives import Collectives, Label, SharedMemoryCollectives, TorchCollectives
@@ -249,15 +250,22 @@ class GradientEngine(WrappedModel):
         exchange = partial(self.exchange, collectives=part.collectives)
         return [part.params[number] for number in lacked_by_all(lacking, counts, len(part.params), exchange)]
 
-    def gather_lines(self, lines: list[str], *, of_experts: bool = False) -> list[tuple[int, list[str]]]:
-        """Collective over the ranks that share one optimizer: returns number and lines of text of each.
+    def gather_lines(
+        self, lines: list[str], ranks: Collection[int], *, of_experts: bool = False
+    ) -> dict[int, list[str]]:
+        """Collective over the ranks that share one optimizer: returns lines of text of some of them.
 
         Args:
             lines: lines of this rank.
+            ranks: numbers of the ranks that send theirs, among all or among the ranks with the same experts.
             of_experts: True for the ranks with the same experts.
+
+        Returns:
+            Lines of these ranks, by number among all ranks.
         """
         messages = self.expert_messages if of_experts else self.messages
-        return [(rank, own) for rank, own in messages.all_gather([self.rank, lines])]
+        sent = messages.all_gather([self.rank, packed(lines)] if messages.rank in ranks else None)
+        return {found[0]: unpacked(found[1]) for found in sent if found is not None}
 
     def attach(self, optimizer: Any) -> None:
         """Has an optimizer take over from any other one, which from then on refuses to step.

@@ -2,7 +2,7 @@
 
 import inspect
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Literal
@@ -322,10 +322,10 @@ class DataParallelOptimizer:
         options = [value for _, group in groups for value in group.values() if is_on_gpu(value)]
         return torch.cat([digest_of_tensors(options, device), *more])
 
-    def _gather_lines(self, name: str, *, of_experts: bool) -> list[tuple[int, list[str]]]:
-        """Lines of all ranks, in which options have their values."""
+    def _gather_lines(self, name: str, ranks: Collection[int], *, of_experts: bool) -> dict[int, list[str]]:
+        """Lines of some ranks, in which options have their values."""
         lines = self._describe_update(of_experts=of_experts, reads_gpu=True)[name]
-        return self._engine.gather_lines(lines, of_experts=of_experts)
+        return self._engine.gather_lines(lines, ranks, of_experts=of_experts)
 
     def _describe_update(self, *, of_experts: bool, reads_gpu: bool = False) -> dict[str, list[str]]:
         groups = self._names_of[of_experts]

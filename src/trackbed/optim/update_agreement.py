@@ -1,14 +1,14 @@
 """Agreement of the ranks on how they update parameters, checked in every step beside the norm."""
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from trackbed.comm.difference import difference_of
+from trackbed.comm.difference import difference_of, unlike_ranks
 from trackbed.errors import CollectiveError
 from trackbed.files.checksum import crc32
 
@@ -133,7 +133,7 @@ def digests_of(texts: Mapping[str, list[str]]) -> npt.NDArray[np.int64]:
 def check_updates_agree(
     texts: Mapping[str, list[str]],
     rows: npt.NDArray[np.int64],
-    gather: Callable[[str], list[tuple[int, list[str]]]],
+    gather: Callable[[str, Collection[int]], dict[int, list[str]]],
 ) -> None:
     """Collective over the ranks if they differ: checks that all have the same lines.
 
@@ -141,7 +141,8 @@ def check_updates_agree(
         texts: lines of this rank, by name.
         rows: `[ranks, K + 1]` the `digests_of` the lines of each rank, and of tensors that are `OPTIONS`, the same rows
             on every rank.
-        gather: returns number and lines of each rank, given their name; called on all ranks, or on none.
+        gather: returns the lines of some ranks, given their name and the rows of these ranks; called on all ranks, or
+            on none.
 
     Raises:
         CollectiveError: they do not. The message has the first name, two ranks, and the first line that differs.
@@ -149,8 +150,10 @@ def check_updates_agree(
     different = (rows != rows[0]).any(axis=0)
     if not different.any():
         return
-    name = [*texts, OPTIONS][int(np.argmax(different))]
-    difference = difference_of(dict(gather(name)), absent="no more")
+    column = int(np.argmax(different))
+    name = [*texts, OPTIONS][column]
+    # Two ranks alone send their lines, which may be long: every rank reads all that is sent.
+    difference = difference_of(gather(name, unlike_ranks(rows[:, column].tolist()) or ()), absent="no more")
     raise CollectiveError(f"optimizer: {name} must be the same on every rank, but {difference}")
 
 

@@ -247,7 +247,7 @@ class TorchDistSaveShardedStrategy(AsyncSaveShardedStrategy):
 
         def finalize() -> None:
             with meet("save", error_type=DistributedCheckpointError) as meeting:
-                found = collect(meeting, write.result())
+                found, _ = collect(meeting, write.result())
                 if meeting.rank == 0:
                     write_descriptions(folder, plan, found, {})
 
