@@ -22,7 +22,7 @@ from trackbed.comm.blocking_calls import Worker
 from trackbed.comm.group import SOLO, Group
 from trackbed.comm.store import Connection
 from trackbed.comm.store_group import StoreGroup
-from trackbed.comm.torch_group import is_served_by_agent
+from trackbed.comm.torch_group import allow_connections, is_served_by_agent
 from trackbed.comm.torch_store import connect_to, share_store
 from trackbed.errors import ArgumentError, CollectiveError
 from trackbed.kernels import available_threads
@@ -76,6 +76,8 @@ def group_from_environment(
     # The groups of a process are numbered in the order of their creation. It is the same on all ranks, so that the keys
     # of two groups at one address do not mix.
     has_agent = is_served_by_agent()
+    if launch.rank == 0 and not has_agent:
+        allow_connections()
     return StoreGroup(
         partial(_connect, launch, f"trackbed/{launch.attempt}/{next(_SERIAL)}", timeout_seconds, has_agent=has_agent),
         rank=launch.rank,

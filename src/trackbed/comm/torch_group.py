@@ -1,9 +1,11 @@
 """Groups over the process groups of `torch.distributed`."""
 
+import contextlib
 import datetime as dt
 import hashlib
 import math
 import os
+import resource
 import uuid
 from collections import Counter
 from collections.abc import Mapping
@@ -53,18 +55,34 @@ class TorchGroup(StoreGroup):
         ranks = dist.get_process_group_ranks(process_group)
         if timeout_seconds is None:
             timeout_seconds = _timeout_of(process_group or dist.group.WORLD) or store.timeout.total_seconds()
+        store_host = ranks.index(0) if 0 in ranks and not is_served_by_agent() else None
+        if rank == store_host:
+            allow_connections()
         super().__init__(
             partial(_join, _name(process_group, ranks), timeout_seconds),
             rank=rank,
             size=len(ranks),
             timeout_seconds=timeout_seconds,
-            store_host=ranks.index(0) if 0 in ranks and not is_served_by_agent() else None,
+            store_host=store_host,
             job_ranks=ranks,
             known_processes=_KNOWN_PROCESSES.setdefault(dist.group.WORLD, {}),
         )
 
 
 _CURRENT: Final["WeakKeyDictionary[dist.ProcessGroup, TorchGroup]"] = WeakKeyDictionary()
+
+
+def allow_connections() -> None:
+    """Lets this process, which serves a store, have as many connections open as the system allows.
+
+    Each rank has some five connections, and the usual limit is 1,024 open files: the ranks from some 200 on would wait
+    for a connection in vain.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        # Refused where the system has another limit beside this one, as on macOS.
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def current_group() -> TorchGroup | None:
