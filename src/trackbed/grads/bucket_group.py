@@ -17,7 +17,7 @@ from trackbed.grads.buffer import _ParamAndGradBucket
 from trackbed.grads.collectives import Collectives, Label, SoloCollectives, TorchCollectives, Work, shard_of
 from trackbed.grads.collectives.torch import is_replaced
 from trackbed.grads.config import ReductionOptions
-from trackbed.grads.failure_aware_wait import Waiter
+from trackbed.grads.failure_aware_wait import StreamsThatWaited, Waiter
 from trackbed.grads.gradient_check import (
     FiniteCheck,
     NormHistory,
@@ -100,6 +100,9 @@ class _ParamAndGradBucketGroup:
         self.is_first_batch = True
         self.grad_reduce_handle: Work | None = None
         self.param_gather_handle: Work | None = None
+        self.gathered: StreamsThatWaited | None = None
+        """Streams that have waited for the last gather on a GPU; None where the host waits."""
+        self._is_on_gpu = self.buckets[0].grad_data.is_cuda
         self.param_gather_dispatched = False
         self.is_gathered_by_step = False
         """True if the optimizer's step begins the gather, so that parameters stay current until then."""
@@ -453,9 +456,14 @@ class _ParamAndGradBucketGroup:
             CollectiveError: the gather failed.
         """
         if self.param_gather_handle is None:
+            # Not over for every stream: one that reads the parameters first, as an evaluation beside the training, must
+            # not take the wait away from the others.
+            if self.gathered is not None:
+                self.gathered.wait()
             return
         self.waiter.wait(self.param_gather_handle, self._describe("gather of parameters"))
         self.param_gather_handle = None
+        self.gathered = StreamsThatWaited() if self._is_on_gpu else None
         before, self._param_versions = self._param_versions, None
         for slot, version in enumerate(before or ()):
             if self._params[slot]._version != version:

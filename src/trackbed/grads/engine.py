@@ -28,7 +28,7 @@ from trackbed.grads.parameter_set import (
     check_unchanged,
     drop_gradients,
 )
-from trackbed.grads.timeline import BucketObserver
+from trackbed.grads.timeline import BucketObserver, Timeline
 from trackbed.grads.wrapped_model import WrappedModel
 from trackbed.plural import number_of
 
@@ -458,6 +458,11 @@ class GradientEngine(WrappedModel):
             is_overlapped=self.gathers_ahead,
             begins_next=not self.config.align_param_gather,
         )
+        if isinstance(observer, Timeline) and self._on_gpus():
+            raise ArgumentError(
+                "observer: a Timeline must watch operations that the host waits for, but those of NCCL are queued on a "
+                "GPU, so that their times are not known: use torch.profiler"
+            )
         self.waiter.observer = observer
         if check is not None:
             self.waiter.look = check.look

@@ -80,6 +80,22 @@ def begin_copy(tensor: torch.Tensor) -> tuple[torch.Tensor, QueuedCopy]:
         return copy, QueuedCopy(torch.cuda.current_stream().record_event())
 
 
+class StreamsThatWaited:
+    """Streams of a GPU that wait for an operation, each once; the current one does already."""
+
+    def __init__(self) -> None:
+        stream = torch.cuda.current_stream()
+        self._is_over = stream.record_event()
+        self._streams = {stream.cuda_stream}
+
+    def wait(self) -> None:
+        """Has the current stream wait, too."""
+        stream = torch.cuda.current_stream()
+        if stream.cuda_stream not in self._streams:
+            stream.wait_event(self._is_over)
+            self._streams.add(stream.cuda_stream)
+
+
 class Waiter:
     """Waits for collectives, for as long as the timeout of a group.
 

@@ -248,7 +248,7 @@ class GatheredParameters(dict[str, Parameter | None]):
 
     def _wait(self) -> None:
         for group in self._groups:
-            if group.param_gather_handle is not None:
+            if group.param_gather_handle is not None or group.gathered is not None:
                 group.wait_for_params()
 
 

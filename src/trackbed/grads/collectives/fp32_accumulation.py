@@ -99,8 +99,10 @@ def _sum_rows(rows: torch.Tensor, divisor: int) -> None:
     if rows.device.type == "cpu" and rows.dtype in SUMMABLE:
         sum_ranks([array_of(row) for row in rows], start=0, stop=rows.shape[1], divisor=divisor, owner=0)
         return
-    terms = list(rows.to(torch.promote_types(rows.dtype, torch.float32)))
+    # As many kernels on a GPU as there are levels of the tree.
+    terms = rows.to(torch.promote_types(rows.dtype, torch.float32))
     while len(terms) > 1:
         half = (len(terms) + 1) // 2
-        terms = [terms[i] + terms[i + half] if i + half < len(terms) else terms[i] for i in range(half)]
+        terms[: len(terms) - half] += terms[half:]
+        terms = terms[:half]
     rows[0].copy_(terms[0] / divisor if divisor != 1 else terms[0])
