@@ -75,7 +75,7 @@ def test_a_file_has_its_bytes_and_checksums(tmp_path, count, direct):
     with FileWriter(path, direct=direct) as file:
         file.write(b"head")
         file.align()
-        whole, sums = file.write_payload(payload)
+        whole, sums = file.write_payload([payload])
         file.write(b"tail")
         file.finish()
     content = path.read_bytes()
@@ -142,7 +142,7 @@ def write_to_full_disk():
         "trackbed.checkpoint.io.file_writer._create", lambda path, direct: (os.open(path, os.O_WRONLY), False)
     )
     with create, FileWriter("/dev/full") as file:
-        file.write_payload(np.zeros(3, dtype=np.uint8))
+        file.write_payload([np.zeros(3, dtype=np.uint8)])
         file.finish()
 
 

@@ -23,9 +23,27 @@ def test_threads_fill_tensors_on_the_stream_that_is_current_where_they_are_loade
         yield
         entered.remove(threading.get_ident())
 
+    class Stream(tuple):
+        """Device and thread. What is behind its copies happens when it is asked for the second time."""
+
+        asked = 0
+
+        def record_event(self):
+            return self
+
+        def query(self):
+            self.asked += 1
+            return self.asked == 2
+
+    streams = []
+
+    def current_stream(device):
+        streams.append(Stream((device, threading.get_ident())))
+        return streams[-1]
+
     main = threading.get_ident()
     monkeypatch.setattr(boxes, "_gpus_of", lambda places: {gpu})
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: (device, threading.get_ident()))
+    monkeypatch.setattr(torch.cuda, "current_stream", current_stream)
     monkeypatch.setattr(torch.cuda, "stream", on_stream)
     read_box = boxes.BoxReader.read_box
 
@@ -38,3 +56,5 @@ def test_threads_fill_tensors_on_the_stream_that_is_current_where_they_are_loade
     assert torch.equal(tensor, target)
     assert read
     assert all(read)
+    # Once the function has returned, other streams may read the tensors, too.
+    assert [stream.asked for stream in streams] == [2]

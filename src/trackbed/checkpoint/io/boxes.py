@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from threading import Event
 from types import TracebackType
@@ -19,35 +18,37 @@ import torch
 from trackbed.checkpoint.format.catalogue import Catalogue
 from trackbed.checkpoint.format.extents import SUM_BYTES
 from trackbed.checkpoint.format.safe_pickle import load_torch_item
+from trackbed.checkpoint.io.box_parts import Numbers, cut_box, slabs_of
 from trackbed.checkpoint.io.file_reader import FileReader
 from trackbed.checkpoint.io.file_writer import bytes_of
+from trackbed.checkpoint.io.pinned_blocks import StreamCopies, UploadLane, is_on_gpu, wait_for
 from trackbed.errors import CheckpointError
 
 _SHARDED_OBJECT: Final = re.compile(r"/shard_[0-9.]*_[0-9.]*$")
 """End of the unique key of a `ShardedObject`: its place and its grid."""
 _HEAD_BYTES: Final = 10
-_STEP_BYTES: Final = 16 << 20
-_LONG_ROW_BYTES: Final = 4 << 20
-"""Rows from this size on are read one by one where only a part of each is wanted."""
 _MOST_HEADER_BYTES: Final = 100_000_000  # of files of safetensors
-
-Numbers = tuple[int, ...]
 
 
 class BoxReader:
     """Reads from the files of a checkpoint, which it keeps open. A context manager.
 
+    Tensors on a GPU are filled on its current stream, for which no read waits.
+
     Args:
         folder: folder of the checkpoint.
         catalogue: its contents.
+        poll: called while a GPU is waited for; may raise to end the work.
     """
 
-    def __init__(self, folder: Path, catalogue: Catalogue) -> None:
+    def __init__(self, folder: Path, catalogue: Catalogue, poll: Callable[[], None] = lambda: None) -> None:
+        self._poll = poll
         self._folder = folder
         self._catalogue = catalogue
         self._readers: dict[int, FileReader] = {}
         self._open = ExitStack()
         self._staging = torch.empty(0, dtype=torch.uint8, device="cpu")
+        self._lanes: dict[torch.device, UploadLane] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -130,10 +131,16 @@ class BoxReader:
             if is_direct and is_whole and there.is_contiguous():
                 self._read_range(key, row, bytes_of(there), slab.start * dtype.itemsize)
                 continue
-            staged = self._stage(slab.num_elements * dtype.itemsize)
+            lane = self._lane(part.device)
+            num_bytes = slab.num_elements * dtype.itemsize
+            staged = self._stage(num_bytes) if lane is None else lane.take(num_bytes, self._poll)
             self._read_range(key, row, staged.numpy(), slab.start * dtype.itemsize)
             box = staged.view(dtype).view(slab.high - slab.low, *size[axis + 1 :])
-            there.copy_(box[(slice(None), *map(slice, low[axis + 1 :], high[axis + 1 :]))])
+            wanted = (slice(None), *map(slice, low[axis + 1 :], high[axis + 1 :]))
+            if lane is None:
+                there.copy_(box[wanted])
+            else:
+                lane.upload(there, box, wanted)
 
     def _read_range(self, key: str, row: int, target: np.ndarray[Any, np.dtype[np.uint8]], first: int) -> None:
         catalogue = self._catalogue
@@ -170,6 +177,14 @@ class BoxReader:
             )
         return tensor
 
+    def _lane(self, device: torch.device) -> "UploadLane | None":
+        """Lane to a GPU; None for the CPU."""
+        if not is_on_gpu(device):
+            return None
+        if device not in self._lanes:
+            self._lanes[device] = UploadLane(StreamCopies(device, is_own=False))
+        return self._lanes[device]
+
     def _stage(self, num_bytes: int) -> torch.Tensor:
         if len(self._staging) < num_bytes:
             self._staging = torch.empty(num_bytes, dtype=torch.uint8, device="cpu")
@@ -194,91 +209,12 @@ def _is_safetensors(head: bytes) -> bool:
 
 def _holds_bytes(tensor: torch.Tensor) -> bool:
     """True if the memory of a tensor on the CPU holds its values, and not their conjugates or negatives."""
-    return tensor.device.type == "cpu" and not tensor.is_conj() and not tensor.is_neg()
-
-
-@dataclass(frozen=True, slots=True)
-class Slab:
-    """Consecutive elements of a box, from `index + (low, 0, ...)` to before `index + (high, 0, ...)`."""
-
-    index: Numbers
-    """Place along the first axes, along each of which the slab has one element."""
-    low: int
-    """First place along the next axis."""
-    high: int
-    """End along that axis."""
-    start: int
-    """First element in row-major order."""
-    num_elements: int
-
-    def is_whole(self, shape: Numbers, first: Numbers, end: Numbers) -> bool:
-        """True if the part `[first, end)` of a box of that shape has all elements of the slab."""
-        below = len(self.index) + 1
-        return all(
-            (low, high) == (0, size) for low, high, size in zip(first[below:], end[below:], shape[below:], strict=True)
-        )
-
-
-def cut_box(first: Numbers, shape: Numbers, element_bytes: int, max_bytes: int) -> Iterator[tuple[Numbers, Numbers]]:
-    """Yields first element and shape of boxes of some size that together have all elements of a box.
-
-    Args:
-        first: first element of the box.
-        shape: its shape.
-        element_bytes: size of an element.
-        max_bytes: size that none of them exceeds, at least that of an element.
-
-    >>> list(cut_box((0, 5), (2, 4), 1, 4))
-    [((0, 5), (1, 4)), ((1, 5), (1, 4))]
-    """
-    num_bytes = prod(shape) * element_bytes
-    if num_bytes <= max_bytes:
-        yield first, shape
-        return
-    axis = next(axis for axis, size in enumerate(shape) if size > 1)
-    step = max(1, shape[axis] * max_bytes // num_bytes)
-    for place in range(0, shape[axis], step):
-        low = (*first[:axis], first[axis] + place, *first[axis + 1 :])
-        size = (*shape[:axis], min(step, shape[axis] - place), *shape[axis + 1 :])
-        yield from cut_box(low, size, element_bytes, max_bytes)
-
-
-def slabs_of(shape: Numbers, first: Numbers, end: Numbers, element_bytes: int) -> Iterator[Slab]:
-    """Yields slabs of a box that together have all elements of a part of it, each of few MiB.
-
-    Args:
-        shape: shape of the box, with at least one axis.
-        first: first element of the part, along each axis.
-        end: end of the part, along each axis.
-        element_bytes: size of an element.
-
-    >>> [(slab.start, slab.num_elements) for slab in slabs_of((4, 6), (1, 2), (3, 4), 4)]
-    [(6, 12)]
-    """
-    yield from _below((), shape, first, end, element_bytes)
-
-
-def _below(index: Numbers, shape: Numbers, first: Numbers, end: Numbers, element_bytes: int) -> Iterator[Slab]:
-    axis = len(index)
-    row = prod(shape[axis + 1 :])
-    is_whole = all(
-        (low, high) == (0, size)
-        for low, high, size in zip(first[axis + 1 :], end[axis + 1 :], shape[axis + 1 :], strict=True)
-    )
-    if not is_whole and row * element_bytes >= _LONG_ROW_BYTES:
-        for place in range(first[axis], end[axis]):
-            yield from _below((*index, place), shape, first, end, element_bytes)
-        return
-    start = sum(place * prod(shape[number + 1 :]) for number, place in enumerate(index))
-    step = max(1, _STEP_BYTES // max(1, row * element_bytes))
-    if is_whole:
-        step = max(step, end[axis] - first[axis])  # it goes straight to its place
-    for low in range(first[axis], end[axis], step):
-        high = min(low + step, end[axis])
-        yield Slab(index, low, high, start + low * row, (high - low) * row)
+    return not is_on_gpu(tensor.device) and not tensor.is_conj() and not tensor.is_neg()
 
 
 _PIECE_BYTES: Final = 32 << 20
+_GPU_PIECE_BYTES: Final = 16 << 20
+"""Of tensors on a GPU, each thread has two pieces in the host's memory."""
 _MIN_BYTES: Final = 16 << 20
 """Bytes of all places below which one thread reads."""
 _MAX_THREADS: Final = 4
@@ -310,8 +246,12 @@ def fill_boxes(places: Iterable[BoxToFill], folder: Path, catalogue: Catalogue, 
     # A thread has streams of its own. What this one has queued for a tensor must be over before it is filled.
     streams = [torch.cuda.current_stream(device) for device in _gpus_of(pieces)]
 
+    def check_going_on() -> None:
+        if is_over.is_set():
+            raise CheckpointError("the load was ended while a GPU was waited for")
+
     def work() -> None:
-        with torch.no_grad(), _on_streams(streams), BoxReader(folder, catalogue) as reader:
+        with torch.no_grad(), _on_streams(streams), BoxReader(folder, catalogue, check_going_on) as reader:
             while not is_over.is_set():
                 try:
                     piece = pieces.popleft()
@@ -329,6 +269,9 @@ def fill_boxes(places: Iterable[BoxToFill], folder: Path, catalogue: Catalogue, 
                 poll()
         finally:
             is_over.set()
+    # The caller, and other streams of its, may use the tensors as if they had been filled by the host.
+    for stream in streams:
+        wait_for(stream.record_event().query, poll)
 
 
 def _gpus_of(places: Iterable[BoxToFill]) -> set[torch.device]:
@@ -345,9 +288,10 @@ def _on_streams(streams: Iterable[torch.cuda.Stream]) -> Iterator[None]:
 
 
 def _pieces(target: BoxToFill) -> Iterable[BoxToFill]:
-    if target.box.nbytes <= _PIECE_BYTES:
+    most = _GPU_PIECE_BYTES if is_on_gpu(target.box.device) else _PIECE_BYTES
+    if target.box.nbytes <= most:
         return [target]
-    pieces = cut_box((0,) * target.box.ndim, tuple(target.box.shape), target.box.itemsize, _PIECE_BYTES)
+    pieces = cut_box((0,) * target.box.ndim, tuple(target.box.shape), target.box.itemsize, most)
     return [
         BoxToFill(
             target.key,

@@ -26,6 +26,7 @@ from isal.isal_zlib import crc32_combine
 
 from trackbed.checkpoint.format.extents import SUM_BYTES
 from trackbed.checkpoint.format.torch_record import tensor_record
+from trackbed.checkpoint.io.pinned_blocks import StreamCopies, blocks_of, is_on_gpu
 from trackbed.files.checksum import crc32
 from trackbed.files.writeback import Writeback
 
@@ -91,19 +92,32 @@ class FileWriter:
         self.crc = crc32(source, self.crc)
         self._append(source, None)
 
-    def write_payload(self, source: Bytes) -> tuple[int, list[int]]:
+    def write_payload(self, blocks: Iterable[Bytes]) -> tuple[int, list[int]]:
         """Appends the payload of an item.
+
+        Args:
+            blocks: its bytes, in blocks of any size.
 
         Returns:
             CRC-32 of the payload, and CRC-32 of each MiB of it, the last one shorter.
         """
-        whole, sums = 0, []
-        for start in range(0, len(source), SUM_BYTES):
-            piece = source[start : start + SUM_BYTES]
-            crc = self._append(piece, 0)
+        start, whole, sums = self.position, 0, []
+        crc, num_bytes = 0, 0  # of the MiB that is not full yet
+        for block in blocks:
+            done = 0
+            while done < len(block):
+                piece = block[done : done + SUM_BYTES - num_bytes]
+                crc = self._append(piece, crc)
+                done, num_bytes = done + len(piece), num_bytes + len(piece)
+                if num_bytes == SUM_BYTES:
+                    sums.append(crc)
+                    whole = crc32_combine(whole, crc, num_bytes)
+                    crc, num_bytes = 0, 0
+        if num_bytes:
             sums.append(crc)
-            whole = crc if start == 0 else crc32_combine(whole, crc, len(piece))
-        self.crc = crc32_combine(self.crc, whole, len(source)) if len(source) else self.crc
+            whole = crc32_combine(whole, crc, num_bytes)
+        if self.position > start:
+            self.crc = crc32_combine(self.crc, whole, self.position - start)
         return whole, sums
 
     def align(self, place: int = 0) -> None:
@@ -239,16 +253,17 @@ def write_items(
     """
     with FileWriter(path, direct=direct, poll=poll) as file:
         written = [
-            _write_tensor(file, item) if isinstance(item, torch.Tensor) else _write_object(file, item) for item in items
+            _write_tensor(file, item, poll) if isinstance(item, torch.Tensor) else _write_object(file, item)
+            for item in items
         ]
         file.finish()
         return WrittenFile(file.position, file.crc, written)
 
 
-def _write_tensor(file: FileWriter, tensor: torch.Tensor) -> WrittenItem:
-    payload = bytes_of(tensor)
-    start = file.position
-    if len(payload) < _LARGE_BYTES:
+def _write_tensor(file: FileWriter, tensor: torch.Tensor, poll: Callable[[], None]) -> WrittenItem:
+    start, num_bytes = file.position, tensor.nbytes
+    if num_bytes < _LARGE_BYTES:
+        payload = bytes_of(tensor)
         record = tensor_record(tensor.dtype, tuple(tensor.shape))
         payload_start = start + len(record.head)
         content = b"".join((record.head, payload.data))
@@ -260,16 +275,22 @@ def _write_tensor(file: FileWriter, tensor: torch.Tensor) -> WrittenItem:
     record = tensor_record(tensor.dtype, tuple(tensor.shape), payload_start=ALIGNMENT)
     file.write(record.head)
     payload_start = file.position
-    crc, sums = file.write_payload(payload)
+    tensor = tensor.detach()
+    blocks: Iterable[Bytes] = (
+        [bytes_of(tensor)]
+        if not is_on_gpu(tensor.device)
+        else blocks_of(tensor, StreamCopies(tensor.device, is_own=True), poll)
+    )
+    crc, sums = file.write_payload(blocks)
     file.write(record.tail(crc))
-    return WrittenItem(start, file.position - start, payload_start, len(payload), sums)
+    return WrittenItem(start, file.position - start, payload_start, num_bytes, sums)
 
 
 def _write_object(file: FileWriter, content: bytes) -> WrittenItem:
     if len(content) >= _LARGE_BYTES:
         file.align()
     start = file.position
-    _, sums = file.write_payload(np.frombuffer(content, dtype=np.uint8))
+    _, sums = file.write_payload([np.frombuffer(content, dtype=np.uint8)])
     return WrittenItem(start, file.position - start, start, file.position - start, sums)
 
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
-from trackbed.checkpoint.io.boxes import cut_box
+from trackbed.checkpoint.io.box_parts import cut_box
 from trackbed.checkpoint.plan.assignment import group_copies
 from trackbed.checkpoint.plan.shard_table import DTYPES, Table
 from trackbed.checkpoint.ranks import Meeting
