@@ -17,7 +17,7 @@ NATIVE_ARGS ?=
 export PIP_NO_INPUT := 1
 export HYPOTHESIS_STORAGE_DIRECTORY := .hypothesis
 
-.PHONY: help setup setup-dev demo test test-full check format bench bench-full bench-grads bench-ckpt bench-stores gpu gpu-wheels quality native-test wheels test-wheel docs clean
+.PHONY: help setup setup-dev demo triton test test-full check format bench bench-full bench-grads bench-ckpt bench-stores gpu gpu-wheels quality native-test wheels test-wheel docs clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -56,6 +56,9 @@ demo: ## Train a small GPT, stop it, resume it, and compare: the whole way in th
 	@$(MAKE) --no-print-directory setup
 	@$(BIN)/python examples/demo.py --output demo-out --setup-seconds $$(( $$(date +%s) - $$(cat .demo-started) )); \
 		status=$$?; rm -f .demo-started; exit $$status
+
+triton: setup-dev ## Triton, whose interpreter runs the kernel of GPUs in tests: 1 GB
+	$(PIP) triton
 
 test: setup-dev ## The tests that CI runs
 	$(BIN)/python -m pytest -m "not slow" --numprocesses $(JOBS) --durations=15 $(PYTEST_ARGS)
