@@ -31,8 +31,8 @@ Numbers = tuple[int, ...]
 
 _PART_BYTES: Final = 4 << 20
 _ROUND_BYTES: Final = 64 << 20
-"""Bytes that a rank sends, and that it receives, in one collective, unless one part has more. The ranks meet before each;
-a rank has up to three times as much memory for it."""
+"""Bytes that a rank sends, and that it receives, in one collective, unless one part has more. The ranks meet before
+each; a rank has up to three times as much memory for it."""
 _ALIGNMENT: Final = 16
 
 _on_one_host: Final[WeakKeyDictionary[Any, bool]] = WeakKeyDictionary()
