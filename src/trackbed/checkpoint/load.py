@@ -90,8 +90,8 @@ def load(
 
     Args:
         state: state with a `ShardedTensor` for each tensor and a `ShardedObject` for each object that is wanted. The
-            `data` of a `ShardedTensor` is filled if it is not None. The dictionary is not changed. The folder, if only
-            plain tensors and values are wanted.
+            `data` of a `ShardedTensor` is filled if it is not None, and so is each `DTensor`, whose key is its path in
+            the state. The dictionary is not changed. The folder, if only plain tensors and values are wanted.
         folder: folder of the checkpoint, if it is not the first argument.
         strict: handling of keys that this rank asks for and that are not stored. "raise" for an error, "log" and
             "ignore" to leave them out, with and without a warning. `differing_keys` returns them.

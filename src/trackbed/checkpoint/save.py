@@ -66,7 +66,7 @@ def save(
             of one rank, and plain tensors and values, which rank 0 writes. The main replicas of all ranks must cover
             each tensor once. Plain values load as equal values of the same class; one that would not is refused,
             with an error that names its place. Plain tensors of 64 KiB or more must be the same on all ranks that have
-            them, and `DTensor`s are refused.
+            them. A `DTensor` is written by the ranks of its mesh, under its path in the state, joined by dots, as key.
         folder: folder of the checkpoint, neither a link nor the working directory. An earlier checkpoint there is
             replaced, where the file system can exchange two folders.
         content_metadata: description of the contents, which `load` returns under the key "content_metadata".

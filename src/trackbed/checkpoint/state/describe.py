@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from trackbed.checkpoint.state.divided_tensors import describe_divided, is_divided
 from trackbed.checkpoint.state.partial_tensors import abbreviated, printable
 from trackbed.checkpoint.state.sharded_object import LocalNonpersistentObject, ShardedObject
 from trackbed.checkpoint.state.sharded_tensor import (
@@ -64,7 +65,7 @@ class StateToLoad:
         """Returns the request with some of its tensors and objects, told by a flag for each, in order."""
         flags = iter(is_kept)
         tree, _ = extract_matching_values(self.tree, lambda _: next(flags))
-        return replace(self, tree=tree, shards=list(nested_values(tree)))
+        return replace(self, tree=tree, factories=_still_there(self.factories, tree), shards=list(nested_values(tree)))
 
     def fill(self, common: dict[str, Any], values: Iterable[Any]) -> dict[str, Any]:
         """Returns the state with what was loaded.
@@ -78,6 +79,14 @@ class StateToLoad:
         merge(common, dict_list_map_outplace(lambda _: next(loaded), self.tree))
         apply_factory_merges(common, self.factories)
         return common
+
+
+def _still_there(factories: Any, tree: Any) -> Any:
+    """Those factories of a request of which the tree has what they built."""
+    if isinstance(factories, ShardedTensorFactory) or not isinstance(tree, dict | list):
+        return factories
+    places = tree.keys() if isinstance(tree, dict) else range(len(tree))
+    return {name: _still_there(below, tree[name]) for name, below in factories.items() if name in places}
 
 
 class _Destination(enum.Flag):
@@ -141,6 +150,7 @@ def _built_tree(value: Any, path: tuple[Any, ...], above: set[int]) -> Any:
         path: its path.
         above: identities of the containers that it lies in.
     """
+    value = _entry_of(value, path)
     if isinstance(value, ShardedTensorFactory):
         built = _built(value)
         return _built_tree(built, path, above) if isinstance(built, dict | list) else built
@@ -154,11 +164,27 @@ def _built_tree(value: Any, path: tuple[Any, ...], above: set[int]) -> Any:
     above.add(id(value))
     copied = []
     for key, below in value.items() if isinstance(value, dict) else enumerate(value):  # few frames for each level
-        copied.append((key, _built_tree(below, (*path, key), above) if isinstance(below, _WITH_MORE) else below))
+        has_more = isinstance(below, _WITH_MORE) or is_divided(below)
+        copied.append((key, _built_tree(below, (*path, key), above) if has_more else below))
     above.discard(id(value))
     if not is_kept:
         _check_only_shards(value, copied, path)
     return _same_container(value, copied)
+
+
+def _with_entries(value: Any, path: tuple[Any, ...]) -> Any:
+    """Copy of the containers of a state that have `DTensor`s, with entries in the places of these."""
+    if not isinstance(value, dict | list):
+        return _entry_of(value, path)
+    if not _has_shard(value):
+        return value
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    return _same_container(value, [(key, _with_entries(below, (*path, key))) for key, below in items])
+
+
+def _entry_of(value: Any, path: tuple[Any, ...]) -> Any:
+    """Entry of a `DTensor`, whose key is its path as in DCP; another value as it is."""
+    return describe_divided(value, ".".join(map(str, path))) if is_divided(value) else value
 
 
 def _check_only_shards(value: Any, items: list[tuple[Any, Any]], path: tuple[Any, ...]) -> None:
@@ -219,6 +245,7 @@ def describe_request(state: dict[str, Any]) -> StateToLoad:
             f"state: must be a dictionary, but is of {_class_name(state)}: give it the structure that was saved"
         )
     with _naming_depth(state):
+        state = _with_entries(state, ())
         factories, _ = extract_matching_values(
             state, lambda value: isinstance(value, ShardedTensorFactory), return_lists_as_dicts=True
         )
@@ -329,7 +356,7 @@ def _has_shard(value: Any) -> bool:
     waiting, seen = [value], set[int]()
     while waiting:
         found = waiting.pop()
-        if isinstance(found, ShardedBase | LocalNonpersistentObject):
+        if isinstance(found, ShardedBase | LocalNonpersistentObject) or is_divided(found):
             return True
         if isinstance(found, dict | list | tuple | set | frozenset) and id(found) not in seen:
             seen.add(id(found))

@@ -1,0 +1,40 @@
+"""DTensors of any mesh and placement, saved and loaded by gloo processes, by Trackbed and by torch."""
+
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.checkpoints.divided import layouts
+from tests.support.processes.launching import run_script
+
+RANK = Path(__file__).parent / "divided_rank.py"
+DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.complex64, torch.uint8, torch.float8_e4m3fn, torch.float64]
+
+
+@st.composite
+def cases(draw, num_ranks):
+    shape = tuple(draw(st.lists(st.integers(0, 9), max_size=3)))
+    meshes = [mesh for mesh in [(1,), (2,), (4,), (2, 2), (1, 2), (2, 1)] if torch.Size(mesh).numel() <= num_ranks]
+    before, after = (draw(layouts(len(shape), meshes)) for _ in range(2))
+    return shape, draw(st.sampled_from(DTYPES)), before, after
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize("count", [20, pytest.param(250, marks=pytest.mark.slow)])
+def test_ranks_load_dtensors_of_any_layout_that_ranks_of_another_have_saved(count, num_ranks, tmp_path):
+    collected = []
+
+    @settings(max_examples=count, database=None)
+    @given(cases(num_ranks))
+    def collect(case):
+        collected.append(case)
+
+    collect()
+    (tmp_path / "cases").write_bytes(pickle.dumps(collected))
+    found = run_script(RANK, num_ranks, tmp_path / "cases", tmp_path, limit_seconds=100 + 2 * count)
+    assert [lines[0]["cases"] for lines in found] == [len(collected)] * num_ranks
+    assert min(lines[0]["with torch"] for lines in found) > 0
