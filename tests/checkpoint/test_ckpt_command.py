@@ -43,7 +43,7 @@ def test_contents_are_listed(checkpoint):
     assert "float32" in output
     assert "4 x 3" in output
     assert "1 sharded tensor, 1 object" in output
-    assert "`trackbed ckpt inspect` lists plain tensors and values" in output
+    assert "`trackbed ckpt inspect` shows the keys of plain values" in output
     status, output = run("ls", checkpoint, "--json")
     assert (status, json.loads(output)[0]["key"]) == (0, "w")
 

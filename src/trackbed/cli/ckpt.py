@@ -65,7 +65,7 @@ def ls(folder: Path, *, as_json: bool) -> None:
         Console(markup=False, highlight=False).print(table)
     tensors, size = sum(row["dtype"] is not None for row in rows), decimal(sum(row["bytes"] for row in rows))
     counts = f"{number_of(tensors, 'sharded tensor')}, {number_of(len(rows) - tensors, 'object')}, {size}"
-    click.echo(f"{counts}; `trackbed ckpt inspect` lists plain tensors and values")
+    click.echo(f"{counts}; `trackbed ckpt inspect` shows the keys of plain values")
 
 
 @ckpt.command(short_help="Show program, formats, files and common state.")

@@ -309,4 +309,5 @@ def _check(
     if device is not None and not _is_cuda(device):
         raise ArgumentError(f"device must be a CUDA device, or None for batches in the host's memory, found {device}")
     if (pinned or device is not None) and not torch.cuda.is_available():
-        raise ArgumentError(f"pinned memory needs an accelerator, found none (pinned {pinned}, device {device})")
+        what = "pinned" if device is None else f"device {device}"
+        raise ArgumentError(f"{what}: must have a GPU that torch can use, found none")
