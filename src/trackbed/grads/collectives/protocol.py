@@ -169,7 +169,7 @@ def read_together(exchanges: Sequence[Exchange], fetch: Fetch = torch.Tensor.cpu
     """Returns the numbers of several exchanges whose works are done, with one copy from a GPU to the host.
 
     Args:
-        exchanges: exchanges over one device, at least one.
+        exchanges: at least one. What is on another device than the first is copied there.
         fetch: copies a tensor from a GPU to the host, and waits for the copy.
 
     Raises:
@@ -177,7 +177,8 @@ def read_together(exchanges: Sequence[Exchange], fetch: Fetch = torch.Tensor.cpu
     """
     received = [exchange.received for exchange in exchanges if exchange.received is not None]
     ends = np.cumsum([0 if exchange.received is None else len(exchange.received) for exchange in exchanges])
-    numbers = fetch(torch.cat(received)).numpy() if received else np.empty(0, dtype=np.int64)
+    joined = torch.cat([part.to(received[0].device) for part in received]) if received else None
+    numbers = np.empty(0, dtype=np.int64) if joined is None else fetch(joined).numpy()
     parts = np.split(numbers, ends[:-1])
     return [exchange.decode(part) for exchange, part in zip(exchanges, parts, strict=True)]
 
