@@ -1,5 +1,6 @@
 """Saved on some ranks, loaded on others."""
 
+import os
 import tempfile
 import time
 from collections import Counter
@@ -20,7 +21,7 @@ from trackbed.checkpoint.ranks import Meeting, meet
 from trackbed.checkpoint.save import agree_on_plan, save
 from trackbed.checkpoint.state.sharded_object import LocalNonpersistentObject, ShardedObject
 from trackbed.checkpoint.state.sharded_tensor import ShardedTensor
-from trackbed.comm import run_ranks
+from trackbed.comm import SOLO, run_ranks
 from trackbed.comm.store_group import StoreGroup
 from trackbed.errors import CheckpointError
 from trackbed.megatron.checkpoints import serialization
@@ -407,3 +408,24 @@ def test_what_a_strategy_raises_on_one_rank_keeps_the_folder_as_it_was(tmp_path)
     run_ranks(2, work)
     assert load({"w": tensor("w", torch.zeros(5))}, path)["w"].tolist() == [1] * 5
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_folder_whose_name_is_no_text_is_saved_to_and_loaded(size, tmp_path):
+    folder = tmp_path / os.fsdecode(b"caf\xe9") / "step"
+
+    def work(group):
+        save({"w": tensor("w", torch.arange(4.0), replica_id=group.rank), "step": 3}, folder, group=group)
+        target = torch.zeros(4)
+        loaded = load({"w": tensor("w", target)}, folder, group=group, allow_parts=True)
+        return loaded["w"].tolist(), loaded["step"]
+
+    assert run_ranks(size, work) == [([0.0, 1.0, 2.0, 3.0], 3)] * size
+
+
+def test_a_tensor_that_overlaps_itself_is_refused_before_anything_is_filled(tmp_path):
+    save({"a": tensor("a", torch.ones(4)), "w": tensor("w", torch.ones(3, 4))}, tmp_path / "it", group=SOLO)
+    first = torch.zeros(4)
+    with pytest.raises(CheckpointError, match="w: the tensor to fill must have memory for each element, but is expan"):
+        load({"a": tensor("a", first), "w": tensor("w", torch.zeros(1, 4).expand(3, 4))}, tmp_path / "it", group=SOLO)
+    assert first.tolist() == [0.0] * 4

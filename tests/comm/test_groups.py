@@ -8,6 +8,7 @@ from torch.distributed import FileStore, HashStore, TCPStore
 from tests.support.contracts.group import GroupContract, SharedGroupContract
 from trackbed.comm import SOLO, run_ranks
 from trackbed.comm.torch_store import share_store
+from trackbed.errors import CollectiveError
 
 TIMEOUT_SECONDS = 30
 
@@ -106,3 +107,27 @@ class TestSealedTCPStore(TestTCPStore):
 
 class TestChildOverTCPStore(OnChildren, TestTCPStore):
     pass
+
+
+class Unprintable(Exception):
+    def __str__(self):
+        raise TypeError("no text")
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (ValueError("b\udcff"), r"rank 1: ValueError: b\\udcff$"),
+        (ValueError("x" * 20_000_000), r"rank 1: ValueError: x{10000}\.\.\. \(20,000,000 characters\)$"),
+        (Unprintable(), r"rank 1: Unprintable: its text cannot be made \(TypeError\)$"),
+    ],
+)
+def test_a_message_of_any_text_and_length_reaches_the_others(error, words):
+    def work(group):
+        with group.guarded("training"):
+            if group.rank == 1:
+                raise error
+            group.barrier()
+
+    with pytest.raises(CollectiveError, match=words):
+        run_ranks(2, work)

@@ -58,6 +58,7 @@ def test_a_long_text_is_learnt_from_in_parts(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"vocab_size": 10**12}, "vocab_size must be at most 16,777,216, found 1,000,000,000,000"),
         ({"vocab_size": 256}, "vocab_size must be at least 257 for the bytes and special tokens, found 256"),
         ({"special_tokens": ("",)}, "special_tokens must be different and not empty"),
         ({"special_tokens": ("a", "a")}, "special_tokens must be different and not empty"),

@@ -227,6 +227,8 @@ def require_loadable(shard: Shard, catalogue: Catalogue, *, allow_cast: bool) ->
         if shard.unique_key not in catalogue.objects:
             raise CheckpointError(f"{shard.unique_key}: must be an object of the checkpoint, but is not there")
         return
+    if shard.data is not None and _overlaps_itself(shard.data):
+        raise CheckpointError(f"{shard.key}: the tensor to fill must have memory for each element, but is expanded")
     stored = catalogue.tensors.get(shard.key)
     if stored is None:
         if not has_elements(shard):
@@ -245,6 +247,10 @@ def require_loadable(shard: Shard, catalogue: Catalogue, *, allow_cast: bool) ->
             f"{shard.dtype}: pass allow_cast=True to round them"
         )
     _check_coverage(shard, catalogue, stored)
+
+
+def _overlaps_itself(tensor: torch.Tensor) -> bool:
+    return any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
 
 
 def _check_coverage(shard: ShardedTensor, catalogue: Catalogue, stored: StoredTensor) -> None:

@@ -229,12 +229,12 @@ def make_partial(folder: Path, meeting: Meeting) -> Path:
         final.parent.mkdir(parents=True, exist_ok=True)
         path = make_partial_folder(final, may_replace=lambda found: found.is_dir())
         meeting.partials.append(path)
-        offer = [_SAVE, str(path), os.path.realpath(final)]
+        offer = [_SAVE, os.fsencode(path).hex(), os.fsencode(os.path.realpath(final)).hex()]
     offered = meeting.group.broadcast(offer)
     if not isinstance(offered, list) or offered[:1] != [_SAVE]:
         raise CheckpointError("all ranks must save at the same time, but rank 0 is at another operation")
-    partial, real = Path(offered[1]), offered[2]
-    if os.path.realpath(final) != real:
+    partial, real = (Path(os.fsdecode(bytes.fromhex(text))) for text in offered[1:])
+    if Path(os.path.realpath(final)) != real:
         raise CheckpointError(
             f"folder: must be the same on all ranks, but rank {meeting.rank} saves to {final}, and rank 0 to {real}"
         )

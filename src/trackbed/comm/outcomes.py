@@ -90,13 +90,22 @@ def name_ranks(ranks: Iterable[int], *, total: int | None = None) -> str:
     return f"ranks {', '.join(map(str, named))} and {number_of(total - len(named), 'other')}"
 
 
+_MAX_CAUSE_CHARACTERS: Final = 10_000
+"""Characters of a message that are sent to all ranks: stores refuse values of several MiB."""
+
+
 def describe_cause(error: BaseException) -> str:
     """Formats the type and message of an exception.
 
     >>> describe_cause(ValueError("no")), describe_cause(KeyboardInterrupt())
     ('ValueError: no', 'KeyboardInterrupt')
     """
-    message = str(error)
+    try:
+        message = str(error).encode("utf-8", "backslashreplace").decode()  # names of files may have surrogates
+    except Exception as other:  # noqa: BLE001  a text that fails must not hide that a rank has
+        message = f"its text cannot be made ({type(other).__name__})"
+    if len(message) > _MAX_CAUSE_CHARACTERS:
+        message = f"{message[:_MAX_CAUSE_CHARACTERS]}... ({len(message):,} characters)"
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 

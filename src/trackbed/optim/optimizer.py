@@ -1,6 +1,7 @@
 """Optimizer of the parameters that `DistributedDataParallel` wraps."""
 
 import inspect
+import logging
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from trackbed.optim.pieces import (
     Copies,
     ParamPiece,
     is_low_precision,
+    is_same_memory,
     owned_gradients,
     pieces_of,
     shared_gradients,
@@ -37,6 +39,8 @@ from trackbed.optim.update_agreement import (
     groups_with,
     is_on_gpu,
 )
+
+logger = logging.getLogger(__name__)
 
 _EPSILON: Final = 1e-6
 _SMALLEST_NORM: Final = 1e-30
@@ -96,6 +100,12 @@ class DataParallelOptimizer:
         if engine.config.use_distributed_optimizer:
             for one in optimizers:
                 check_elementwise(one)
+        for one in optimizers:
+            if type(one).state_dict is not torch.optim.Optimizer.state_dict:
+                logger.warning(
+                    "optimizer: what state_dict() of %s adds to a state is not stored: it is not called",
+                    type(one).__name__,
+                )
         self._torchs = TorchOptimizers(optimizers)
         self.model = model
         self._engine = engine
@@ -118,7 +128,8 @@ class DataParallelOptimizer:
         others = self._torchs.other_states()
         for group in self._torchs.groups:
             pieces = [piece for param in group["params"] for piece in pieces_of_params.get(param, [])]
-            group["params"] = [piece.main for piece in pieces]
+            # In place: some optimizers, such as torch's LBFGS, keep the list.
+            group["params"][:] = [piece.main for piece in pieces]
             self._pieces += pieces
         self._torchs.note_tensors()
         self._group_sizes = [len(group["params"]) for group in self._torchs.groups]
@@ -358,6 +369,7 @@ class DataParallelOptimizer:
                 piece.main.grad = _gradient_of(piece, converted) if is_updated else None
             self._engine.is_updating = True
             self._torchs.step()
+            self._take_back()
         finally:
             self._engine.is_updating = False
             for piece in self._pieces:
@@ -367,6 +379,17 @@ class DataParallelOptimizer:
             torch._foreach_copy_([piece.data for piece in copied], [piece.main for piece in copied])
         if self._engine.config.use_distributed_optimizer:
             self._engine.start_param_sync()
+
+    def _take_back(self) -> None:
+        """Undoes what optimizers of programs may do to tensors, after a step of theirs."""
+        if self._torchs.is_of_torch:
+            return
+        for piece in self._pieces:
+            if not piece.is_copied and piece.main is not piece.param and not is_same_memory(piece.main, piece.data):
+                # `p.data = p.data - ...` leaves the memory of the model.
+                piece.data.copy_(piece.main)
+                piece.main.data = piece.data
+        self._torchs.own_gradients([buffer.grad_data for buffer in self._engine.buffers()])
 
     def _check_groups(self) -> None:
         found = [len(group["params"]) for group in self._torchs.groups]

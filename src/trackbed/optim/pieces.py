@@ -46,6 +46,11 @@ class ParamPiece:
         return self.main.dtype != self.data.dtype
 
 
+def is_same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """True if two tensors of one shape begin at the same place in memory, or have no elements."""
+    return one.numel() == 0 or one.data_ptr() == other.data_ptr()
+
+
 def is_low_precision(tensor: torch.Tensor) -> bool:
     """True for types of 16 bits. Parameters of such types are updated in copies in float32."""
     return tensor.dtype in _LOW_PRECISION

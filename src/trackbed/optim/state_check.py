@@ -12,7 +12,7 @@ from trackbed.grads.buffer import arranged_like
 from trackbed.grads.parameter_set import name_in_module
 from trackbed.kernels.integers import is_integer
 from trackbed.optim.pieces import ParamPiece, is_low_precision
-from trackbed.optim.state_parts import CLASSES, MAIN, OTHERS, WHERE, State
+from trackbed.optim.state_parts import CLASSES, MAIN, OTHERS, WHERE, State, is_elementwise
 
 logger = logging.getLogger(__name__)
 
@@ -267,7 +267,7 @@ def check_types(
 def fitted(piece: ParamPiece, state: Mapping[str, Any], expected: Mapping[str, torch.Tensor]) -> State:
     """Returns copies of the tensors of a state with type, device and strides as the optimizer of a piece has them."""
     return {
-        key: _fitted(value, expected.get(key), piece, is_of_shape=value.shape == piece.main.shape and key != "step")
+        key: _fitted(value, expected.get(key), piece, is_of_shape=is_elementwise(key, value, piece.main))
         if isinstance(value, torch.Tensor)
         else value
         for key, value in state.items()

@@ -55,11 +55,22 @@ class StatePart:
         return replace(self, value=self.value.new_empty(0))
 
 
+def is_elementwise(key: str, value: torch.Tensor, param: torch.Tensor) -> bool:
+    """True for a value with an element for each one of a parameter. A count of steps is none, also of one element."""
+    return value.shape == param.shape and not (key == "step" and value.numel() == 1)
+
+
 def parts_of(piece: ParamPiece, own: Mapping[str, Any], main_value: torch.Tensor) -> Iterator[StatePart]:
     """Yields the values of the state of a piece, with the value of its main parameter if that is a copy."""
+    for key in own:
+        if not isinstance(key, str) or key == MAIN:
+            raise ArgumentError(
+                f"optimizer: the keys of its states must be texts, and not {MAIN!r}, which is Trackbed's own, but "
+                f"that of {piece.name} has {key!r}"
+            )
     main = {MAIN: main_value} if piece.is_copied else {}
     for key, value in {**own, **main}.items():
-        is_part = isinstance(value, torch.Tensor) and value.shape == piece.main.shape and key != "step"
+        is_part = isinstance(value, torch.Tensor) and is_elementwise(key, value, piece.main)
         yield StatePart(piece.name, key, value, (piece.start, piece.stop) if is_part else None)
 
 
@@ -158,7 +169,7 @@ def cut_state(piece: ParamPiece, whole: Mapping[str, Any]) -> State:
     for key, value in whole.items():
         if not isinstance(value, torch.Tensor):
             cut[key] = value
-        elif value.shape == piece.param.shape and key != "step":
+        elif is_elementwise(key, value, piece.param):
             cut[key] = value.reshape(-1)[piece.start : piece.stop].reshape(piece.main.shape)
         else:
             cut[key] = value

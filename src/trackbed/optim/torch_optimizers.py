@@ -104,6 +104,22 @@ class TorchOptimizers:
             member.__setstate__({"state": member.state, "param_groups": member.param_groups})
             place_steps(member)
 
+    @property
+    def is_of_torch(self) -> bool:
+        """True if all are optimizers that torch has."""
+        return all(type(member).__module__.startswith("torch.optim.") for member in self.members)
+
+    def own_gradients(self, buffers: Sequence[torch.Tensor]) -> None:
+        """Gives states their own copies of gradients that an optimizer has kept: the next step writes others there."""
+        shared = {buffer.untyped_storage().data_ptr() for buffer in buffers}
+        for member in self.members:
+            for state in member.state.values():
+                if not isinstance(state, dict):
+                    continue
+                for key, value in state.items():
+                    if isinstance(value, torch.Tensor) and value.untyped_storage().data_ptr() in shared:
+                        state[key] = value.clone()
+
     def step(self) -> None:
         """Steps each optimizer."""
         for member in self.members:

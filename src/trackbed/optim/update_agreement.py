@@ -12,7 +12,8 @@ from trackbed.comm.difference import difference_of, unlike_ranks
 from trackbed.errors import CollectiveError
 from trackbed.files.checksum import crc32
 
-_NOT_OPTIONS: Final = ("params", "param_names")
+_NOT_OPTIONS: Final = ("params", "param_names", "step")
+"""Entries of parameter groups that ranks do not compare. Some optimizers count steps there, of groups with pieces."""
 
 
 OPTIONS: Final = "the options of parameter groups"

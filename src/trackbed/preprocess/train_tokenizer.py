@@ -25,6 +25,8 @@ from trackbed.preprocess.long_text import split_text
 from trackbed.preprocess.records import BadRecord, LineCounter, TextRecord, read_segment
 
 _NUM_BYTES: Final = 256
+_MOST_TOKENS: Final = 1 << 24
+"""The library takes memory for so many tokens before it begins."""
 _PART_CHARS: Final = 64 << 10  # the library holds hundreds of texts in memory
 
 
@@ -57,6 +59,8 @@ class TrainingConfig:
         if not all(self.special_tokens) or len(set(self.special_tokens)) != len(self.special_tokens):
             raise ArgumentError(f"special_tokens must be different and not empty, found {list(self.special_tokens)}")
         least = _NUM_BYTES + len(self.special_tokens)
+        if self.vocab_size > _MOST_TOKENS:
+            raise ArgumentError(f"vocab_size must be at most {_MOST_TOKENS:,}, found {self.vocab_size:,}")
         if self.vocab_size < least:
             raise ArgumentError(
                 f"vocab_size must be at least {least} for the bytes and special tokens, found {self.vocab_size}"
