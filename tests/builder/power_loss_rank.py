@@ -41,7 +41,7 @@ def fail(_folder):
 if __name__ == "__main__":
     cache, data, action = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
     if action == "no-flush":
-        trackbed.files.flush.flush_file_system = fail
+        trackbed.files.writeback.flush_file_system = fail
     print("begins", flush=True)
     datasets = build(large_config(cache, data), LARGE)
     if action == "read":
