@@ -1,5 +1,6 @@
 """Values that ranks exchange at the end of a rendezvous, and the texts of their errors. Pure."""
 
+import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self
@@ -100,10 +101,9 @@ def describe_cause(error: BaseException) -> str:
     >>> describe_cause(ValueError("no")), describe_cause(KeyboardInterrupt())
     ('ValueError: no', 'KeyboardInterrupt')
     """
-    try:
+    message = "its text cannot be made"
+    with contextlib.suppress(Exception):  # a text that fails must not hide that a rank has
         message = str(error).encode("utf-8", "backslashreplace").decode()  # names of files may have surrogates
-    except Exception as other:  # noqa: BLE001  a text that fails must not hide that a rank has
-        message = f"its text cannot be made ({type(other).__name__})"
     if len(message) > _MAX_CAUSE_CHARACTERS:
         message = f"{message[:_MAX_CAUSE_CHARACTERS]}... ({len(message):,} characters)"
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
