@@ -23,9 +23,11 @@ def cases(draw, num_ranks):
     return shape, draw(st.sampled_from(DTYPES)), before, after
 
 
-@pytest.mark.parametrize("num_ranks", [2, 4])
-@pytest.mark.parametrize("count", [20, pytest.param(250, marks=pytest.mark.slow)])
-def test_ranks_load_dtensors_of_any_layout_that_ranks_of_another_have_saved(count, num_ranks, tmp_path):
+@pytest.mark.parametrize(
+    ("num_ranks", "count"),
+    [(4, 20), pytest.param(2, 250, marks=pytest.mark.slow), pytest.param(4, 250, marks=pytest.mark.slow)],
+)
+def test_ranks_load_dtensors_of_any_layout_that_ranks_of_another_have_saved(num_ranks, count, tmp_path):
     collected = []
 
     @settings(max_examples=count, database=None)
