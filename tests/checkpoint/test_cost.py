@@ -107,7 +107,7 @@ def test_a_save_sends_few_bytes_through_the_store(num_tensors, backend, tmp_path
 
 
 def test_models_that_differ_send_few_bytes_through_the_store():
-    """Of a model of 200 parameters."""
+    """The model has 200 parameters."""
 
     def wrap(group):
         model = layers(*[4] * 100) if group.rank != 5 else layers(*[4] * 99, 3)

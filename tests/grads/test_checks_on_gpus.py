@@ -144,7 +144,7 @@ def test_labels_are_read_with_the_next_numbers(monkeypatch):
 
 @pytest.mark.parametrize("labels", [[4, 4], [4, 5]])
 def test_a_rank_that_waits_long_compares_the_labels(labels, monkeypatch):
-    """Ranks at different steps may wait for ever for gradients that nobody sends: the labels say why."""
+    """Ranks at different steps may wait for ever for gradients: the labels say why."""
     queue = Queue(monkeypatch, labels)
     check = StepCheck(queue)
     check.look()

@@ -113,7 +113,7 @@ def test_training_is_that_of_a_loop_by_hand(kind, dtype, sharded):
 
 @pytest.mark.parametrize(("dtype", "sharded"), LAYOUTS[1:])
 def test_parameters_that_are_given_new_memory_come_back(dtype, sharded):
-    """Of a whole parameter in float32, the next step refuses it: it is the model's own."""
+    """A whole parameter in float32 is the model's own: the next step refuses that it was replaced."""
     assert all(map(torch.equal, train(Replacing, dtype, sharded)[0], reference(Own, dtype)))
 
 

@@ -1,4 +1,4 @@
-"""How often the host waits for a GPU in a step: once, for one vector. The GPU is pretended."""
+"""A step reads one vector from a GPU, once. The GPU is pretended."""
 
 import contextlib
 

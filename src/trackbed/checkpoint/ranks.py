@@ -163,7 +163,7 @@ class Meeting:
 
 
 class _Offer(NamedTuple):
-    """What a rank sends in a gather."""
+    """Size of the bytes that a rank has for a gather, and the bytes if they are few."""
 
     size: int
     content: bytes | None

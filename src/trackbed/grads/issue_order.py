@@ -192,7 +192,7 @@ class IssueOrder:
             group.wait_for_grads()
 
     def take_check(self) -> list[Exchange]:
-        """Returns the exchange of the step if nobody has read it, for the next read from the GPU."""
+        """Returns the exchange of the step, for the next read from the GPU; none if it was read."""
         return [] if self._check is None else self._check.take()
 
     def reset(self, *, has_begun: bool) -> None:
@@ -215,7 +215,7 @@ class IssueOrder:
         # the steps differ, and the next collective raises instead of adding gradients of two steps.
         if has_begun or self._num_issued or any(group.has_counted for group in self._groups):
             self._step += 1
-        self.take_check()  # one that nobody has read: the next step's will tell whether the ranks are together
+        self.take_check()  # dropped, if it was not read: the next step has one, too
         self._ready = [False] * len(self._groups)
         self._num_issued = 0
         for number, group in enumerate(self._groups):

@@ -26,7 +26,7 @@ from trackbed.preprocess.records import BadRecord, LineCounter, TextRecord, read
 
 _NUM_BYTES: Final = 256
 _MOST_TOKENS: Final = 1 << 24
-"""The library takes memory for so many tokens before it begins."""
+"""Largest vocabulary: the library allocates its memory before it begins."""
 _PART_CHARS: Final = 64 << 10  # the library holds hundreds of texts in memory
 
 

@@ -214,7 +214,7 @@ def _holds_bytes(tensor: torch.Tensor) -> bool:
 
 _PIECE_BYTES: Final = 32 << 20
 _GPU_PIECE_BYTES: Final = 16 << 20
-"""Of tensors on a GPU, each thread has two pieces in the host's memory."""
+"""Size of a piece of a tensor on a GPU. Each thread has two of them in the host's memory."""
 _MIN_BYTES: Final = 16 << 20
 """Bytes of all places below which one thread reads."""
 _MAX_THREADS: Final = 4

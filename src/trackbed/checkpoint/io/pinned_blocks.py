@@ -118,9 +118,6 @@ def blocks_of(tensor: torch.Tensor, copies: Copies, poll: Callable[[], None]) ->
 
 def _parts_of(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     """Yields parts of a tensor that have its elements in row-major order, each of at most `BLOCK_BYTES`."""
-    if tensor.is_contiguous():
-        yield from torch.split(tensor.reshape(-1), BLOCK_BYTES // tensor.itemsize)
-        return
     for first, shape in cut_box((0,) * tensor.ndim, tuple(tensor.shape), tensor.itemsize, BLOCK_BYTES):
         yield tensor[tuple(slice(low, low + size) for low, size in zip(first, shape, strict=True))]
 

@@ -82,7 +82,7 @@ class StateToLoad:
 
 
 def _still_there(factories: Any, tree: Any) -> Any:
-    """Those factories of a request of which the tree has what they built."""
+    """Returns the factories whose entries are in the tree."""
     if isinstance(factories, ShardedTensorFactory) or not isinstance(tree, dict | list):
         return factories
     places = tree.keys() if isinstance(tree, dict) else range(len(tree))
