@@ -79,6 +79,13 @@ def commit() -> str:
     return found.stdout.strip() or "unknown"
 
 
+def what_lacks() -> str:
+    """Why this Python cannot use a GPU; empty if it can."""
+    probe = "import torch; print('' if torch.cuda.is_available() else f'torch {torch.__version__} finds none')"
+    found = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=False)
+    return (found.stdout if found.returncode == 0 else found.stderr).strip().rpartition("\n")[2]
+
+
 def main() -> int:
     """Runs the sections, and prints the table. Returns 0 if nothing failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -90,6 +97,8 @@ def main() -> int:
     names = arguments.only.split(",") if arguments.only else rehearsed if arguments.dry else list(SECTIONS)
     if unknown := [name for name in names if name not in SECTIONS]:
         parser.error(f"--only: must name sections of {', '.join(SECTIONS)}, found {', '.join(unknown)}")
+    if not arguments.dry and (why := what_lacks()):
+        parser.exit(2, f"gpu: {sys.executable} must have torch for CUDA and a GPU: {why}; --dry needs neither\n")
     out = arguments.out.resolve()
     out.mkdir(parents=True, exist_ok=True)
     path = out / "gpu.json"

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 ACCEPT = Path(__file__).with_name("accept.py")
 
@@ -30,3 +31,14 @@ def test_a_section_that_does_not_exist_is_refused(tmp_path):
     )
     assert found.returncode == 2
     assert "must name sections of install, one-rank" in found.stderr
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU")
+def test_a_machine_without_a_gpu_is_told_so_in_one_line(tmp_path):
+    found = subprocess.run(
+        [sys.executable, str(ACCEPT), "--out", str(tmp_path / "out")], capture_output=True, text=True, check=False
+    )
+    assert found.returncode == 2
+    assert "must have torch for CUDA and a GPU: torch" in found.stderr
+    assert len(found.stderr.splitlines()) == 1
+    assert not (tmp_path / "out").exists()

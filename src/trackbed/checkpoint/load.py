@@ -20,7 +20,7 @@ from trackbed.checkpoint.plan.exchange import Exchange, exchange_parts, must_exc
 from trackbed.checkpoint.plan.shard_table import gather_table, has_elements, tabulate
 from trackbed.checkpoint.plan.validate import cover_once, require_distinct, require_valid
 from trackbed.checkpoint.ranks import Meeting, Observer, Phases, Ranks, meet
-from trackbed.checkpoint.state.describe import describe_request
+from trackbed.checkpoint.state.describe import StateToLoad, describe_request
 from trackbed.checkpoint.state.sharded_object import ShardedObject
 from trackbed.checkpoint.state.sharded_tensor import ShardedTensor
 from trackbed.errors import ArgumentError, CheckpointError
@@ -111,7 +111,9 @@ def load(
     Raises:
         ArgumentError: `strict` or `exchange` is unknown, or an argument is Megatron Core's, which
             `trackbed.megatron.load` takes.
-        CheckpointError: on every rank, with the rank that failed and its message.
+        CheckpointError: on every rank, with the rank that failed and its message. Names, shapes and types are checked
+            on all ranks before the first tensor is filled; where a file turns out to be damaged later, tensors of the
+            state may have been filled.
     """
     state, folder = _state_and_folder(state, folder)
     _check_strict(strict)
@@ -140,6 +142,8 @@ def load(
                 require_distinct(shards, request.places, meeting.rank)
                 require_valid(table, "load parts with allow_parts=True")
             common = opened.load_common()
+            # So that no tensor is filled where another rank refuses its own.
+            meeting.group.barrier()
             if not shards and opened.catalogue.tensors and meeting.rank == 0:
                 tensors = number_of(len(opened.catalogue.tensors), "sharded tensor")
                 logger.warning("%s: none of its %s is asked for; open_checkpoint reads them, too", opened.path, tensors)
@@ -147,6 +151,47 @@ def load(
             values = load_shards(shards, opened, meeting, exchange=exchange)
         with phases("merge"):
             return request.fill(common, values)
+
+
+class PartialRequest(NamedTuple):
+    """Parts of tensors that can be loaded from a checkpoint; result of `check_parts`."""
+
+    state: StateToLoad
+    shards: list[Shard]
+    """Its tensors and objects, under their stored keys."""
+    folder: CheckpointFolder
+
+    def read(self, common: dict[str, Any], meeting: Meeting) -> dict[str, Any]:
+        """Collective over the ranks where they exchange tensors: reads the parts.
+
+        Args:
+            common: plain values in which they are put. The dictionary is changed.
+            meeting: the ranks.
+        """
+        with self.folder.naming_replacement():
+            values = load_shards(self.shards, self.folder, meeting, exchange="auto")
+        return self.state.fill(common, values)
+
+
+def check_parts(
+    state: dict[str, Any], folder: CheckpointFolder, *, rename: Rename | None, allow_cast: bool
+) -> PartialRequest:
+    """Checks that what this rank wants of some tensors can be loaded, by itself.
+
+    Args:
+        state: state as for `load`.
+        folder: opened checkpoint.
+        rename: see `load`.
+        allow_cast: see `load`.
+
+    Raises:
+        CheckpointError: something is not stored, or in another shape or type.
+    """
+    request = describe_request(state)
+    shards = _renamed(request.shards, rename)
+    for shard in shards:
+        require_loadable(shard, folder.catalogue, allow_cast=allow_cast)
+    return PartialRequest(request, shards, folder)
 
 
 class DifferingKeys(NamedTuple):

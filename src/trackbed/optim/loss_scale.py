@@ -65,11 +65,16 @@ class LossScale:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes the state over, if the scale is dynamic: a fixed one stays what the program asks for."""
+        self.check_state_dict(state)
         if self.is_dynamic:
-            scale, good_steps = state.get("scale"), state.get("good_steps")
-            if not (is_number(scale) and _SMALLEST <= scale <= _LARGEST and isinstance(good_steps, int)):
-                raise ArgumentError(
-                    f"state of the optimizer: loss_scale must have a 'scale' from {_SMALLEST:g} to {_LARGEST:g} and a "
-                    f"whole number of 'good_steps', but is {dict(state)}"
-                )
-            self.value, self._good_steps = float(scale), good_steps
+            self.value, self._good_steps = float(state["scale"]), state["good_steps"]
+
+    def check_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Checks a state that is to be loaded."""
+        scale, good_steps = state.get("scale"), state.get("good_steps")
+        is_allowed = is_number(scale) and _SMALLEST <= scale <= _LARGEST and isinstance(good_steps, int)
+        if self.is_dynamic and not is_allowed:
+            raise ArgumentError(
+                f"state of the optimizer: loss_scale must have a 'scale' from {_SMALLEST:g} to {_LARGEST:g} and a "
+                f"whole number of 'good_steps', but is {dict(state)}"
+            )

@@ -3,7 +3,7 @@
 import inspect
 import logging
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Literal
@@ -302,7 +302,24 @@ class DataParallelOptimizer:
         Raises:
             ArgumentError: the state does not fit this optimizer. The message names what differs, and nothing is loaded.
         """
-        self._state.load_split(state, parts, allow_cast=allow_cast)
+        self.check_split_state_dict(state, parts, allow_cast=allow_cast)()
+
+    def check_split_state_dict(
+        self, state: Mapping[str, Any], parts: Mapping[str, State], *, allow_cast: bool = False
+    ) -> Callable[[], None]:
+        """Checks what `load_split_state_dict` takes, and returns a function that loads it. Not collective.
+
+        So that all ranks can check before the first of them loads.
+
+        Args:
+            state: see `load_split_state_dict`.
+            parts: see there.
+            allow_cast: see there.
+
+        Raises:
+            ArgumentError: the state does not fit this optimizer. The message names what differs.
+        """
+        return self._state.check_split(state, parts, allow_cast=allow_cast)
 
     def _agree_on_update(self) -> tuple[float, set[str]]:
         """Collective over the ranks: returns the norm of the gradients, and names of parameters without a gradient.

@@ -13,10 +13,11 @@ from typing import Any, Final, TypeGuard
 import torch
 from torch.nn.parameter import is_lazy
 
-from trackbed.checkpoint import ShardedTensor, load
-from trackbed.checkpoint.folder import local_folder, open_for_all
+from trackbed.checkpoint import ShardedTensor
+from trackbed.checkpoint.folder import CheckpointFolder, local_folder, open_for_all
 from trackbed.checkpoint.format.catalogue import Catalogue
 from trackbed.checkpoint.io.boxes import BoxReader
+from trackbed.checkpoint.load import PartialRequest, check_parts
 from trackbed.checkpoint.ranks import Ranks, meet
 from trackbed.checkpoint.state.partial_tensors import is_part
 from trackbed.checkpoint.state.sharded_tensor import check_key
@@ -112,38 +113,76 @@ def load_sharded_state(
 
     Raises:
         CheckpointError: on every rank, with the rank that failed and its message: the arguments are not allowed, or the
-            checkpoint is damaged or does not fit the model or the optimizer. Nothing is loaded then, unless the
-            module's own `load_state_dict` failed.
+            checkpoint is damaged or does not fit the model or the optimizer. Names, shapes and types are checked on all
+            ranks first, and the optimizer's part is read: an error there leaves all as it was. Tensors of the model are
+            then filled where they lie, without a second model in memory: damage that is found while they are read, or
+            an error of the module's own `load_state_dict`, leaves the model loaded in part, which the message says.
     """
     model = _uncompiled(model)
-    with meet("load_sharded_state", _ranks_of(model, group)) as meeting:
-        _check(model, optimizer, prefix)
-        meeting.group.agree("load_sharded_state", _arguments(optimizer, prefix))
-        opened = open_for_all(local_folder(folder), meeting)
-        common = opened.load_common()
-        entries = _entries(model, meeting.rank, prefix)
-        stored = {name_in_module(key): key for key in opened.catalogue.tensors}
-        stored |= {key: key for key in opened.catalogue.tensors}
-        plain, of_model, of_optimizer = common.get(f"{prefix}model", {}), f"{prefix}model", f"{prefix}optimizer"
-        extra = _stored_objects(opened.catalogue, entries, prefix)
-        found = {*map(name_in_module, stored), *(f"{prefix}model.{name}" for name in extra)}
-        _check_keys(folder, found, plain, entries, prefix)
-        wanted: dict[str, Any] = {of_model: _wanted_tensors(entries, stored, opened.catalogue, plain, prefix)}
-        if optimizer is not None:
-            saved = _saved_optimizer(common, folder, of_optimizer)
-            wanted[of_optimizer] = {_PARTS: _wanted_parts(saved, optimizer, meeting.rank, prefix)}
-        # Without the check that the ranks want each element once: a rank wants what it needs.
-        loaded = load(wanted, folder, allow_parts=True, allow_cast=allow_cast, rename=stored)
-        if optimizer is not None:
-            state = {"state": {}, **loaded[of_optimizer]}  # without tensors it may be empty, and is not stored then
-            optimizer.load_split_state_dict(state, state.pop(_PARTS, {}), allow_cast=allow_cast)
-        own = {name_in_module(name): name for name in _inner(model).state_dict()}
-        values = {name_in_module(name): value for name, value in loaded.get(of_model, {}).items()}
-        with BoxReader(opened.path, opened.catalogue) as reader:
-            values |= {name: reader.read_object(key) for name, key in extra.items()}
-        _inner(model).load_state_dict({own.get(name, name): value for name, value in values.items()})
-    loaded.pop(of_model, None)
-    return {key: value for key, value in loaded.items() if not _has_parts(value)}
+    is_changed = False
+    try:
+        with meet("load_sharded_state", _ranks_of(model, group)) as meeting:
+            _check(model, optimizer, prefix)
+            meeting.group.agree("load_sharded_state", _arguments(optimizer, prefix))
+            opened = open_for_all(local_folder(folder), meeting)
+            common = opened.load_common()
+            extra, wanted = _request_for_model(model, opened, common, meeting.rank, prefix, allow_cast=allow_cast)
+            load_optimizer = None
+            if optimizer is not None:
+                saved = _saved_optimizer(common, folder, f"{prefix}optimizer")
+                parts = {_PARTS: _wanted_parts(saved, optimizer, meeting.rank, prefix)}
+                found = check_parts(parts, opened, rename=None, allow_cast=allow_cast).read(
+                    {"state": {}, **saved}, meeting
+                )
+                load_optimizer = optimizer.check_split_state_dict(found, found.pop(_PARTS, {}), allow_cast=allow_cast)
+            with BoxReader(opened.path, opened.catalogue) as reader:
+                objects = {name: reader.read_object(key) for name, key in extra.items()}
+            # Nothing is changed on any rank before all ranks have found that what is stored fits.
+            meeting.group.barrier()
+            is_changed = True
+            if isinstance(model, DistributedDataParallel):
+                model.wait_for_params()
+            values = wanted.read({"model": common.pop(f"{prefix}model", {})}, meeting)["model"]
+            if load_optimizer is not None:
+                load_optimizer()
+            _load_into(_inner(model), {**values, **objects})
+    except CheckpointError as error:
+        if not is_changed:
+            raise
+        raise CheckpointError(
+            f"{error}; the model and the optimizer of this rank are loaded in part: load another checkpoint before "
+            "they are used"
+        ) from error
+    if optimizer is not None:
+        common.pop(f"{prefix}optimizer")
+    return {key: value for key, value in common.items() if not _has_parts(value)}
+
+
+def _request_for_model(
+    model: torch.nn.Module,
+    opened: CheckpointFolder,
+    common: Mapping[str, Any],
+    rank: int,
+    prefix: str,
+    *,
+    allow_cast: bool,
+) -> tuple[dict[str, str], PartialRequest]:
+    """Keys of stored objects of a model, by name, and the request for its tensors, which are filled in place."""
+    entries, catalogue = _entries(model, rank, prefix), opened.catalogue
+    stored = {name_in_module(key): key for key in catalogue.tensors} | {key: key for key in catalogue.tensors}
+    plain = common.get(f"{prefix}model", {})
+    extra = _stored_objects(catalogue, entries, prefix)
+    found = {*map(name_in_module, stored), *(f"{prefix}model.{name}" for name in extra)}
+    _check_keys(opened.path, found, plain, entries, prefix)
+    wanted = _wanted_tensors(entries, stored, catalogue, plain, prefix)
+    return extra, check_parts({"model": wanted}, opened, rename=stored, allow_cast=allow_cast)
+
+
+def _load_into(module: torch.nn.Module, values: Mapping[str, Any]) -> None:
+    """Gives a module its state. What was filled in place is copied onto itself, so that hooks of the module see it."""
+    own = {name_in_module(name): name for name in module.state_dict()}
+    named = {name_in_module(name): value for name, value in values.items()}
+    module.load_state_dict({own.get(name, name): value for name, value in named.items()})
 
 
 def _check(model: torch.nn.Module, optimizer: DataParallelOptimizer | None, prefix: str) -> None:
@@ -306,7 +345,7 @@ def _wanted_parts(
 def _wanted_tensors(
     entries: Mapping[str, Any], stored: Mapping[str, str], catalogue: Catalogue, plain: Any, prefix: str
 ) -> dict[str, ShardedTensor]:
-    """Entries of the tensors of the model that are read.
+    """Entries of the tensors of the model that are read, where they lie if no other has the same memory.
 
     What is empty or not initialised in the model, and extra state, is read in the shape and type that it was saved in,
     as it may have grown: the module's own `load_state_dict` takes or refuses it.
@@ -319,6 +358,7 @@ def _wanted_tensors(
         prefix: text before the keys.
     """
     plain_names = {name_in_module(name) for name in plain} if isinstance(plain, Mapping) else set()
+    in_place = _filled_in_place(entries)
     wanted = {}
     for name, entry in entries.items():
         key = f"{prefix}model.{name}"
@@ -329,8 +369,36 @@ def _wanted_tensors(
             whole = tensor.shape, tensor.shape, (0,) * len(tensor.shape)
             wanted[name] = ShardedTensor(key, None, tensor.dtype, *whole, None)
         elif is_tensor and name not in plain_names:
-            wanted[name] = entry.without_data()
+            wanted[name] = entry if name in in_place else entry.without_data()
     return wanted
+
+
+def _filled_in_place(entries: Mapping[str, Any]) -> set[str]:
+    """Names of the tensors that are filled where they lie: of several that share memory, the first alone.
+
+    The module copies the others over it, one after the other, as if none had been filled.
+    """
+    spans = []
+    for number, (name, entry) in enumerate(entries.items()):
+        value = entry.data if isinstance(entry, ShardedTensor) else None
+        if value is not None and value.numel() and value.device.type in ("cpu", "cuda") and not _is_expanded(value):
+            length = sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True)) + 1
+            start = value.data_ptr()
+            spans.append((str(value.device), start, start + length * value.itemsize, number, name))
+    kept: list[tuple[int, str]] = []
+    last_device, last_end = "", 0
+    for device, start, end, number, name in sorted(spans):
+        if device != last_device or start >= last_end:
+            kept.append((number, name))
+            last_device, last_end = device, end
+        else:
+            kept[-1] = min(kept[-1], (number, name))
+            last_end = max(last_end, end)
+    return {name for _, name in kept}
+
+
+def _is_expanded(tensor: torch.Tensor) -> bool:
+    return any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
 
 
 def _stored_objects(catalogue: Catalogue, entries: Mapping[str, Any], prefix: str) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """State of the optimizer of a wrapped model: taken whole or divided among the ranks, and loaded."""
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -133,8 +133,10 @@ class OptimizerState:
         self._set_origins("a full one", states)
         self._set_whole_mains(states)
 
-    def load_split(self, state: Mapping[str, Any], parts: Mapping[str, State], *, allow_cast: bool) -> None:
-        """Loads the result of `split`: see `DataParallelOptimizer.load_split_state_dict`."""
+    def check_split(
+        self, state: Mapping[str, Any], parts: Mapping[str, State], *, allow_cast: bool
+    ) -> Callable[[], None]:
+        """Checks the result of `split`: see `DataParallelOptimizer.check_split_state_dict`."""
         groups, whole = self._checked_fields(state)
         scale = field_of(state, "loss_scale", Mapping) if "loss_scale" in state else None
         params, pieces = self._params, {piece.name: piece for piece in self._pieces}
@@ -157,17 +159,24 @@ class OptimizerState:
             expected,
             allow_cast=allow_cast,
         )
+        others = field_of(state, OTHERS, Mapping) if OTHERS in state else {}
         if scale is not None:
-            self._loss_scale.load_state_dict(scale)
-        mains = {name: cut.pop(MAIN) for name, cut in cuts.items() if MAIN in cut}
-        self._set_options(groups)
-        self._set_states(
-            {name: fitted(pieces[name], cut, expected[name]) for name, cut in cuts.items()},
-            {**dict(whole), **frozen},
-            field_of(state, OTHERS, Mapping) if OTHERS in state else {},
-        )
-        self._set_origins("a sharded one", whole)
-        self._set_mains(mains)
+            self._loss_scale.check_state_dict(scale)
+
+        def load() -> None:
+            if scale is not None:
+                self._loss_scale.load_state_dict(scale)
+            mains = {name: cut.pop(MAIN) for name, cut in cuts.items() if MAIN in cut}
+            self._set_options(groups)
+            self._set_states(
+                {name: fitted(pieces[name], cut, expected[name]) for name, cut in cuts.items()},
+                {**dict(whole), **frozen},
+                others,
+            )
+            self._set_origins("a sharded one", whole)
+            self._set_mains(mains)
+
+        return load
 
     def _completed(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
         """Returns the state that one rank of an older Trackbed has saved in the format of `whole`."""
