@@ -40,3 +40,8 @@ def test_ranks_load_dtensors_of_any_layout_that_ranks_of_another_have_saved(num_
     found = run_script(RANK, num_ranks, tmp_path / "cases", tmp_path, limit_seconds=100 + 2 * count)
     assert [lines[0]["cases"] for lines in found] == [len(collected)] * num_ranks
     assert min(lines[0]["with torch"] for lines in found) > 0
+
+
+def test_what_lies_beside_dtensors_is_kept(tmp_path):
+    found = run_script(Path(__file__).parent / "beside_rank.py", 2, tmp_path, limit_seconds=120)
+    assert "tied" in found[0][0]

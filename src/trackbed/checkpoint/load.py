@@ -20,7 +20,9 @@ from trackbed.checkpoint.plan.exchange import Exchange, exchange_parts, must_exc
 from trackbed.checkpoint.plan.shard_table import gather_table, has_elements, tabulate
 from trackbed.checkpoint.plan.validate import cover_once, require_distinct, require_valid
 from trackbed.checkpoint.ranks import Meeting, Observer, Phases, Ranks, meet
-from trackbed.checkpoint.state.describe import StateToLoad, describe_request
+from trackbed.checkpoint.state.describe import StateToLoad, describe_request, take_states
+from trackbed.checkpoint.state.divided_tensors import PartOfDivided
+from trackbed.checkpoint.state.objects_with_state import give_states
 from trackbed.checkpoint.state.sharded_object import ShardedObject
 from trackbed.checkpoint.state.sharded_tensor import ShardedTensor
 from trackbed.errors import ArgumentError, CheckpointError
@@ -84,14 +86,16 @@ def load(
 
     `load(folder)` returns the plain tensors and values of a checkpoint, and none of the tensors that `sharded_state`
     has saved: use `load_sharded_state`. `load(state, folder)` returns them too, with the tensors and objects for which
-    the state has a `ShardedTensor` or `ShardedObject`. Plain tensors and values of the state are ignored. In a
+    the state has a `ShardedTensor` or `ShardedObject`. Other plain tensors and values of the state are ignored. In a
     checkpoint of `torch.distributed.checkpoint` everything is a tensor or an object to ask for; `open_checkpoint` reads
     it without a state.
 
     Args:
         state: state with a `ShardedTensor` for each tensor and a `ShardedObject` for each object that is wanted. The
             `data` of a `ShardedTensor` is filled if it is not None, and so is each `DTensor`, whose key is its path in
-            the state. The dictionary is not changed. The folder, if only plain tensors and values are wanted.
+            the state, and each plain tensor in dictionaries whose path is the key of a stored tensor. Objects with
+            `state_dict` and `load_state_dict` get their state. The dictionary is not changed. The folder, if only plain
+            tensors and values are wanted.
         folder: folder of the checkpoint, if it is not the first argument.
         strict: handling of keys that this rank asks for and that are not stored. "raise" for an error, "log" and
             "ignore" to leave them out, with and without a warning. `differing_keys` returns them.
@@ -121,10 +125,13 @@ def load(
     phases = Phases(observe)
     with meet("load", group) as meeting:
         with phases("open"):
-            request = describe_request(state)
+            request_state, owners = take_states(state)
+            request = describe_request(request_state, fills_plain=True)
             opened = open_for_all(local_folder(folder), meeting)
-            shards = _renamed(request.shards, rename)
-            table, _ = gather_table(meeting, tabulate(shards, meeting.rank))
+            request, shards = _without_plain_values(request, opened.catalogue, rename)
+            # The parts of DTensors cover them by their placements.
+            own = [shard for shard in shards if not isinstance(shard, PartOfDivided)]
+            table, _ = gather_table(meeting, tabulate(own, meeting.rank))
             not_stored = _not_stored(shards, opened.catalogue) if strict != "raise" else set()
             if not_stored:
                 if strict == "log":
@@ -150,7 +157,9 @@ def load(
         with phases("read"), opened.naming_replacement():
             values = load_shards(shards, opened, meeting, exchange=exchange)
         with phases("merge"):
-            return request.fill(common, values)
+            loaded = request.fill(common, values)
+            give_states(loaded, owners, may_lack=strict != "raise")
+            return loaded
 
 
 class PartialRequest(NamedTuple):
@@ -218,8 +227,9 @@ def differing_keys(
         CheckpointError: on every rank, with the rank that failed and its message.
     """
     with meet("differing_keys", group) as meeting:
-        shards = _renamed(describe_request(state).shards, rename)
+        request = describe_request(take_states(state)[0], fills_plain=True)
         catalogue = open_for_all(local_folder(folder), meeting).catalogue
+        _, shards = _without_plain_values(request, catalogue, rename)
         table, _ = gather_table(meeting, tabulate(shards, meeting.rank))
         return DifferingKeys(_stored_keys(catalogue) - set(table.keys), _not_stored(shards, catalogue))
 
@@ -251,6 +261,21 @@ def _renamed(shards: Sequence[Shard], rename: Rename | None) -> list[Shard]:
         return list(shards)
     stored_key = rename if callable(rename) else lambda key: rename.get(key, key)
     return [replace(shard, key=stored_key(shard.key)) for shard in shards]
+
+
+def _without_plain_values(
+    request: StateToLoad, catalogue: Catalogue, rename: Rename | None
+) -> tuple[StateToLoad, list[Shard]]:
+    """Leaves out plain tensors that are stored as plain values. Returns the shards under their stored keys, too."""
+    shards = _renamed(request.shards, rename)
+    is_kept = [not _is_plain(shard) or shard.key in catalogue.tensors for shard in shards]
+    if all(is_kept):
+        return request, shards
+    return request.only(is_kept), list(compress(shards, is_kept))
+
+
+def _is_plain(shard: Shard) -> bool:
+    return isinstance(shard, PartOfDivided) and shard.is_plain
 
 
 def _stored_keys(catalogue: Catalogue) -> set[str]:
@@ -379,7 +404,10 @@ def _exchange(shards: Sequence[Shard], targets: Sequence[Any], folder: Checkpoin
     tensors = {
         number: shard
         for number, shard in enumerate(shards)
-        if isinstance(shard, ShardedTensor) and has_elements(shard) and not shard.allow_shape_mismatch
+        if isinstance(shard, ShardedTensor)
+        and has_elements(shard)
+        and not shard.allow_shape_mismatch
+        and not (isinstance(shard, PartOfDivided) and not shard.has_copies)  # which no other rank wants
     }
     numbers = list(tensors)
     described = [

@@ -122,21 +122,27 @@ class Meeting:
             for size, text, note in found
         ]
 
-    def broadcast(self, content: bytes) -> bytes:
-        """Collective over the ranks: returns the bytes of rank 0; those of the others are ignored."""
+    def broadcast(self, content: bytes, source: int = 0) -> bytes:
+        """Collective over the ranks: returns the bytes of one of them; those of the others are ignored.
+
+        Args:
+            content: bytes of this rank.
+            source: number of the rank that sends.
+        """
         if self.size == 1:
             return content
         is_short = len(content) <= _INLINE_BYTES // 4
-        text = _text_of(content) if self.rank == 0 and (self.process_group is None or is_short) else None
-        size, text = self.group.broadcast([len(content), text])
+        is_source = self.rank == source
+        text = _text_of(content) if is_source and (self.process_group is None or is_short) else None
+        size, text = self.group.broadcast([len(content), text], source=source)
         if text is not None:
-            return content if self.rank == 0 else base64.b85decode(text)
+            return content if is_source else base64.b85decode(text)
         device = device_for(self.process_group)
         received = torch.empty(size, dtype=torch.uint8, device=device)
-        if self.rank == 0:
+        if is_source:
             received.copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8))
-        self.wait(dist.broadcast(received, group=self.process_group, group_src=0, async_op=True))
-        return content if self.rank == 0 else received.cpu().numpy().tobytes()
+        self.wait(dist.broadcast(received, group=self.process_group, group_src=source, async_op=True))
+        return content if is_source else received.cpu().numpy().tobytes()
 
     def has(self, process_group: Any) -> bool:
         """True if all ranks of a process group belong to this meeting."""

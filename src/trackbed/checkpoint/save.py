@@ -1,14 +1,16 @@
 """Saves a checkpoint with all ranks."""
 
+import hashlib
 import os
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 import torch
+import torch.distributed as dist
 
 from trackbed.checkpoint.folder import COMMON_NAME, commit_checkpoint, data_name, target_folder
 from trackbed.checkpoint.format.config_file import CONFIG_NAME, CheckpointingConfig
@@ -18,11 +20,22 @@ from trackbed.checkpoint.format.safe_pickle import torch_bytes
 from trackbed.checkpoint.io.file_writer import WrittenItem, write_items
 from trackbed.checkpoint.io.written_files import WrittenFiles, catalogue_of
 from trackbed.checkpoint.megatron_arguments import refuses_megatron_arguments
-from trackbed.checkpoint.plan.assignment import Assignment, assign_balanced
-from trackbed.checkpoint.plan.shard_table import Table, gather_table, is_written, tabulate
+from trackbed.checkpoint.plan.assignment import Assignment, assign_balanced, join_assignments
+from trackbed.checkpoint.plan.copies import check_copies_agree
+from trackbed.checkpoint.plan.divided_plan import DividedPlan, DividedTable, plan_divided
+from trackbed.checkpoint.plan.shard_table import (
+    Table,
+    gather_table,
+    is_written,
+    join_tables,
+    ranks_of_keys,
+    tabulate,
+    without_writers,
+)
 from trackbed.checkpoint.plan.validate import require_distinct, require_main_replicas, require_valid
 from trackbed.checkpoint.ranks import Meeting, Observer, Phases, Ranks, meet
-from trackbed.checkpoint.state.describe import describe_state
+from trackbed.checkpoint.state.describe import StateToSave, describe_state, has_divided, take_states
+from trackbed.checkpoint.state.divided_tensors import UNDIVIDED, DividedTensor, view_of
 from trackbed.checkpoint.state.partial_tensors import refuse_partial_shards, refuse_partial_tensors
 from trackbed.checkpoint.state.plain_tensors import check_plain_tensors_agree, digesting
 from trackbed.checkpoint.state.sharded_object import ShardedObject
@@ -66,7 +79,9 @@ def save(
             of one rank, and plain tensors and values, which rank 0 writes. The main replicas of all ranks must cover
             each tensor once. Plain values load as equal values of the same class; one that would not is refused,
             with an error that names its place. Plain tensors of 64 KiB or more must be the same on all ranks that have
-            them. A `DTensor` is written by the ranks of its mesh, under its path in the state, joined by dots, as key.
+            them. A `DTensor` is written by the ranks of its mesh, under its path in the state, joined by dots, as key,
+            and so are plain tensors in dictionaries, by the first rank that has them, where a rank has a `DTensor`.
+            Objects with `state_dict` and `load_state_dict`, such as modules, are asked for their state.
         folder: folder of the checkpoint, neither a link nor the working directory. An earlier checkpoint there is
             replaced, where the file system can exchange two folders.
         content_metadata: description of the contents, which `load` returns under the key "content_metadata".
@@ -98,18 +113,24 @@ def _save(
     direct: bool,
 ) -> None:
     with phases("describe"):
-        described = describe_state(state)
-        refuse_partial_tensors(described.common)
-        refuse_partial_shards(described.shards)
-    with phases("plan"):
-        require_distinct(described.shards, described.places, meeting.rank)
-        shards = list(filter(is_written, described.shards))
-        objects = encode_objects(shards)
-        plan = agree_on_plan(meeting, shards, objects, assign_balanced, validates=True)
+        state, _ = take_states(state)
+        divides = has_divided(state)
+        described = _described(state, divides=divides)
+    try:
+        with phases("plan"):
+            shards, objects, plan = _planned(described, meeting, divides=divides)
+    except OthersDivideError:
+        with phases("describe"):
+            described = _described(state, divides=True)
+        with phases("plan"):
+            shards, objects, plan = _planned(described, meeting, divides=True)
     partial = make_partial(folder, meeting)
-    with digesting(described.common if meeting.size > 1 else {}, meeting.poll) as plain_tensors:
+    plain = {entry.key: entry.data for entry in described.divided if entry.division == UNDIVIDED}
+    with digesting(described.common | plain if meeting.size > 1 else {}, meeting.poll) as plain_tensors:
         with phases("write"):
             values = shard_values(shards, objects, plan, meeting.rank)
+            values += divided_values(described.divided, plan.divided, meeting.rank)
+            check_copies_agree(meeting, described.divided, plan.divided)
             names = [data_name(meeting.rank)] * len(values)
             written = write_shards(partial, values, names, meeting.poll, direct=direct)
         with phases("collect"):
@@ -127,6 +148,30 @@ def _save(
             commit_checkpoint(partial, folder)
 
 
+class OthersDivideError(CheckpointError):
+    """Some ranks have `DTensor`s, and others have none: all must store plain tensors as DCP does. Every rank raises."""
+
+
+def _described(state: dict[str, Any], *, divides: bool) -> StateToSave:
+    described = describe_state(state, divides=divides)
+    refuse_partial_tensors(described.common)
+    refuse_partial_shards(described.shards)
+    return described
+
+
+def _planned(
+    described: StateToSave, meeting: Meeting, *, divides: bool
+) -> tuple[list[Shard], dict[int, bytes], "SavePlan"]:
+    """Collective over the ranks: returns what this rank may write, bytes of its objects, and `agree_on_plan`'s plan."""
+    require_distinct(described.shards, described.places, meeting.rank)
+    shards = list(filter(is_written, described.shards))
+    objects = encode_objects(shards)
+    numbers = _numbers_of_ranks(meeting) if described.divided else {}
+    divided = DividedTable.of(described.divided, described.aliases, numbers)
+    plan = agree_on_plan(meeting, shards, objects, assign_balanced, divided=divided, divides=divides)
+    return shards, objects, plan
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class SavePlan:
     """Plan of a save, the same on every rank but for `first_row`."""
@@ -137,6 +182,16 @@ class SavePlan:
     """Part of the shards that each rank writes."""
     first_row: int
     """Row of this rank's first shard."""
+    divided: DividedPlan = field(default_factory=DividedPlan)
+    """Tensors whose places all ranks know, which are written behind the shards."""
+
+    def parts(self) -> tuple[Table, Assignment]:
+        """All that is written, by all ranks."""
+        if not self.divided.tensors:
+            return self.table, self.assignment
+        table, assignment = self.divided.expand()
+        moved = replace(assignment, row=assignment.row + len(self.table))
+        return join_tables([self.table, table]), join_assignments(self.assignment, moved)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +226,14 @@ def encode_objects(shards: Sequence[Shard], *, writes_storages: bool = False) ->
 
 
 def agree_on_plan(
-    meeting: Meeting, shards: Sequence[Shard], objects: Mapping[int, bytes], assign: Assign, *, validates: bool = True
+    meeting: Meeting,
+    shards: Sequence[Shard],
+    objects: Mapping[int, bytes],
+    assign: Assign,
+    *,
+    validates: bool = True,
+    divided: DividedTable | None = None,
+    divides: bool = False,
 ) -> SavePlan:
     """Collective over the ranks: plans a save.
 
@@ -184,35 +246,81 @@ def agree_on_plan(
         assign: assigns to each rank what it writes, from the table of all and the number of ranks.
         validates: True to check that main replicas cover each tensor once; False to check only that every element of
             which a rank has a copy is in a main replica.
+        divided: tensors of this rank whose places all ranks know.
+        divides: True if plain tensors are among these.
 
     Raises:
+        OthersDivideError: `divides` is not the same on all ranks.
         CheckpointError: main replicas leave something out, or a rank is at another operation.
     """
     sizes = [len(objects.get(number, b"")) for number, shard in enumerate(shards) if isinstance(shard, ShardedObject)]
     own_table = tabulate(shards, meeting.rank, [size // _OBJECT_ROUNDING * _OBJECT_ROUNDING for size in sizes])
-    own_digest = own_table.digest()
+    divided = divided or DividedTable()
+    divided_digest = divided.digest()
+    own_digest = own_table.digest() + bytes.fromhex(divided_digest)
     last = _last_plans.get(meeting.group) if meeting.size > 1 else None
     if last is not None and (
         (last.own_digest, last.assign) != (own_digest, assign) or (validates and not last.is_validated)
     ):
         last = None
+    digests = [divided_digest]
     if meeting.size > 1:
-        announced = meeting.group.all_gather([_SAVE, None if last is None else last.table_digest])
+        own = [_SAVE, None if last is None else last.table_digest, divided_digest, divides]
+        announced = meeting.group.all_gather(own)
         for rank, announcement in enumerate(announced):
             if not isinstance(announcement, list) or announcement[:1] != [_SAVE]:
                 raise CheckpointError(f"all ranks must save at the same time, but rank {rank} is at another operation")
         # Only if every rank still has that plan: a rank that gathers alone would wait for the others.
-        if last is not None and all(digest == last.table_digest for _, digest in announced):
+        if last is not None and all(digest == last.table_digest for _, digest, *_ in announced):
             return last.plan
+        if len({is_divided for *_, is_divided in announced}) > 1:
+            raise OthersDivideError("save: all ranks must store plain tensors alike, but some of them have DTensors")
+        digests = [digest for _, _, digest, _ in announced]
     table, first_row = gather_table(meeting, own_table)
     if validates:
         require_valid(table)
     else:
         require_main_replicas(table)
-    plan = SavePlan(table, assign(table, meeting.size), first_row)
+    tables = exchange_divided(meeting, divided, digests)
+    divided_plan = plan_divided(tables, ranks_of_keys(table)) if tables else DividedPlan()
+    table = without_writers(table, divided_plan.aliases)
+    plan = SavePlan(table, assign(table, meeting.size), first_row, divided_plan)
     if meeting.size > 1:
-        _last_plans[meeting.group] = _LastPlan(table.digest().hex(), own_digest, assign, validates, plan)
+        digest = hashlib.blake2b(table.digest() + "".join(digests).encode(), digest_size=16).hexdigest()
+        _last_plans[meeting.group] = _LastPlan(digest, own_digest, assign, validates, plan)
     return plan
+
+
+def exchange_divided(
+    meeting: Meeting, own: DividedTable, digests: Sequence[str]
+) -> list[tuple[DividedTable, list[int]]]:
+    """Collective over the ranks: returns the different tables of all ranks, each with the ranks that have it.
+
+    Args:
+        meeting: the ranks.
+        own: table of this rank.
+        digests: digest of the table of each rank; empty for an empty one.
+    """
+    ranks_of_digest: dict[str, list[int]] = {}
+    for rank, digest in enumerate(digests):
+        if digest:
+            ranks_of_digest.setdefault(digest, []).append(rank)
+    if len(set(digests)) == 1:  # each rank has what the others could send
+        return [(own, ranks) for ranks in ranks_of_digest.values()]
+    return [
+        (DividedTable.decode(meeting.broadcast(own.encode() if meeting.rank == ranks[0] else b"", ranks[0])), ranks)
+        for ranks in ranks_of_digest.values()
+    ]
+
+
+def _numbers_of_ranks(meeting: Meeting) -> dict[int, int]:
+    """Numbers of the ranks of a save, by their numbers among all processes."""
+    ranks = list(range(meeting.size))
+    if meeting.process_group is not None:
+        ranks = dist.get_process_group_ranks(meeting.process_group)
+    elif meeting.size == 1 and dist.is_available() and dist.is_initialized():
+        ranks = [dist.get_rank()]
+    return {rank: number for number, rank in enumerate(ranks)}
 
 
 def make_partial(folder: Path, meeting: Meeting) -> Path:
@@ -263,6 +371,12 @@ def shard_values(
         _value(shards[row - plan.first_row], objects.get(row - plan.first_row, b""), start, stop, axis)
         for row, start, stop, axis in _parts(plan.assignment.of_rank(rank))
     ]
+
+
+def divided_values(entries: Sequence[DividedTensor], plan: DividedPlan, rank: int) -> list[torch.Tensor]:
+    """Values that a rank writes of tensors whose places all ranks know, as views, in the order of the plan."""
+    of_key = {entry.key: entry.data for entry in entries}
+    return [view_of(of_key[plan.tensors[part.tensor].key], part.box) for part in plan.parts_of(rank)]
 
 
 def write_shards(
@@ -340,7 +454,7 @@ def write_descriptions(
     Raises:
         OSError: a file cannot be written.
     """
-    catalogue = catalogue_of(plan.table, plan.assignment, written_by_rank)
+    catalogue = catalogue_of(*plan.parts(), written_by_rank).with_aliases(plan.divided.aliases)
     contents = {DCP_METADATA: encode_metadata(catalogue), **contents}
     files = {name: stored for written in written_by_rank for name, stored in written.files.items()}
     files |= {name: FileChecksum(len(content), crc32(content)) for name, content in contents.items()}

@@ -308,7 +308,7 @@ def test_an_object_with_a_state_is_refused_with_the_advice_to_save_that(value, t
     value.hidden = _Unknown()
     advice = r"inside must be a plain value, but is of torch\.[\w.]+: save its state_dict\(\)"
     with pytest.raises(CheckpointError, match=rf"common\.pt: x\.0\.{advice}"):
-        save({"x": [{"inside": value}]}, tmp_path / "step-1")
+        save({"x": ({"inside": value},)}, tmp_path / "step-1")
 
 
 def test_arguments_in_the_wrong_order_are_told(tmp_path):

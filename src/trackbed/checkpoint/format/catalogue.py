@@ -74,6 +74,15 @@ class Catalogue:
         """First element and shape of the box of a row."""
         return tuple(self.offsets[row, :num_axes].tolist()), tuple(self.sizes[row, :num_axes].tolist())
 
+    def with_aliases(self, aliases: Mapping[str, str]) -> "Catalogue":
+        """Returns the contents with further names of some tensors.
+
+        Args:
+            aliases: keys that the tensors are to have, too, and the keys that they have.
+        """
+        named = {key: self.tensors[other] for key, other in aliases.items()}
+        return replace(self, tensors={**self.tensors, **named})
+
     def without(self, is_removed: Callable[[str], bool]) -> "Catalogue":
         """Returns the contents without the tensors whose keys `is_removed` is true for."""
         rows: list[int] = []

@@ -48,6 +48,7 @@ class SideFile:
     def encode(self) -> bytes:
         """Serializes the contents."""
         catalogue = self.catalogue
+        # Rows of a tensor with several keys are there for each of them.
         order = [row for tensor in catalogue.tensors.values() for row in tensor.rows] + list(catalogue.objects.values())
         head = orjson.dumps(
             {
@@ -60,7 +61,7 @@ class SideFile:
                     for key, tensor in catalogue.tensors.items()
                 ],
                 "objects": list(catalogue.objects),
-                "rows": len(catalogue),
+                "rows": len(order),
                 "axes": catalogue.offsets.shape[1],
                 "sums": len(catalogue.sums),
             }

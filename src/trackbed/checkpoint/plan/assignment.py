@@ -99,7 +99,7 @@ def assign_balanced(table: Table, num_ranks: int) -> Assignment:
     shard = shard[order]
     place = assign_least_loaded(costs[order], first[shard], end[shard], table.rank[rows], num_ranks)
     chosen = rows[place]
-    return _joined(Assignment(chosen, table.rank[chosen], start[order], stop[order], axis[order]), empty)
+    return join_assignments(Assignment(chosen, table.rank[chosen], start[order], stop[order], axis[order]), empty)
 
 
 def _without_elements(table: Table) -> Assignment:
@@ -112,7 +112,8 @@ def _without_elements(table: Table) -> Assignment:
     return Assignment(rows, table.rank[rows], zeros, zeros, zeros - 1)
 
 
-def _joined(one: Assignment, other: Assignment) -> Assignment:
+def join_assignments(one: Assignment, other: Assignment) -> Assignment:
+    """Returns the parts of both."""
     if not len(other.row):
         return one
     names = (field.name for field in fields(Assignment))

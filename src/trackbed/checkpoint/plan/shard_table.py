@@ -1,8 +1,8 @@
 """Shards as rows of numbers: what ranks send each other, and what plans are made of."""
 
 import hashlib
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -197,3 +197,20 @@ def join_tables(tables: Sequence[Table]) -> Table:
 def _widened(box: Int64s, num_axes: int, fill: int) -> Int64s:
     missing = num_axes - box.shape[1]
     return np.pad(box, ((0, 0), (0, missing)), constant_values=fill) if missing else box
+
+
+def ranks_of_keys(table: Table) -> dict[str, set[int]]:
+    """Ranks that have a shard with elements, by its key."""
+    rows = np.flatnonzero((table.shape > 0).all(axis=1))
+    ranks: dict[str, set[int]] = {}
+    for key, rank in zip(table.key[rows].tolist(), table.rank[rows].tolist(), strict=True):
+        ranks.setdefault(table.keys[key], set()).add(rank)
+    return ranks
+
+
+def without_writers(table: Table, keys: Container[str]) -> Table:
+    """Returns a table in which no rank writes the tensors with some keys."""
+    numbers = [number for number, key in enumerate(table.keys) if key in keys]
+    if not numbers:
+        return table
+    return replace(table, is_main=np.where(np.isin(table.key, numbers), 0, table.is_main))

@@ -2,13 +2,24 @@
 
 import enum
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from trackbed.checkpoint.state.divided_tensors import describe_divided, is_divided
-from trackbed.checkpoint.state.partial_tensors import abbreviated, printable
+import torch
+
+from trackbed.checkpoint.format.catalogue import DTYPE_OF
+from trackbed.checkpoint.state.aliases import aliases_of, note_aliases
+from trackbed.checkpoint.state.divided_tensors import (
+    DividedTensor,
+    divided_tensor,
+    is_divided,
+    parts_to_load,
+    undivided_tensor,
+)
+from trackbed.checkpoint.state.objects_with_state import OwnState, has_own_state, state_of
+from trackbed.checkpoint.state.partial_tensors import abbreviated, is_part, printable
 from trackbed.checkpoint.state.sharded_object import LocalNonpersistentObject, ShardedObject
 from trackbed.checkpoint.state.sharded_tensor import (
     ShardedBase,
@@ -29,13 +40,17 @@ class StateToSave:
 
     shards: list[Shard]
     """Tensors and objects, in order."""
+    divided: list[DividedTensor]
+    """`DTensor`s and the plain tensors beside them, in order."""
+    aliases: dict[str, str]
+    """Keys of tensors among the shards that have the memory of an earlier one, and the key of that one."""
     common: dict[str, Any]
     """All that is neither sharded nor local."""
     tree: Any
     """State with what factories have built."""
 
     def places(self) -> list[str]:
-        """Path of each tensor and object."""
+        """Path of each of the shards."""
         return _places_of_shards(self.tree)
 
     def common_with(self, more: Mapping[str, Any]) -> dict[str, Any]:
@@ -100,15 +115,36 @@ class _Destination(enum.Flag):
 _NOTHING: Final = _Destination(0)
 _NO_VALUE: Final = object()
 _WITH_MORE: Final = (dict, list, ShardedTensorFactory)
+_STORED_AS_TENSORS: Final = (torch.Tensor, torch.nn.Parameter)
 _KEPT_CONTAINERS: Final = (dict, list, OrderedDict, Counter, defaultdict)
 """Containers in which shards and plain values may lie side by side, and which come back as they are."""
 
 
-def describe_state(state: dict[str, Any]) -> StateToSave:
+def take_states(state: Any) -> tuple[Any, list[OwnState]]:
+    """Returns a state with the states of objects in their places, and these objects; see `objects_with_state`."""
+    owners: list[OwnState] = []
+    if not isinstance(state, dict):
+        return state, owners
+    with _naming_depth(state):
+        return _with_states(state, (), owners), owners
+
+
+def _with_states(value: Any, path: tuple[Any, ...], owners: list[OwnState]) -> Any:
+    if has_own_state(value):
+        owners.append(OwnState(path, value))
+        return state_of(owners[-1])
+    if type(value) not in _KEPT_CONTAINERS or not _contains(value, has_own_state):
+        return value
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    return _same_container(value, [(key, _with_states(below, (*path, key), owners)) for key, below in items])
+
+
+def describe_state(state: dict[str, Any], *, divides: bool = False) -> StateToSave:
     """Divides a state that is to be saved.
 
     Args:
         state: state dictionary, which is left as it is.
+        divides: True if a rank has `DTensor`s. Plain tensors in dictionaries are stored as tensors then, as DCP does.
     """
     if not isinstance(state, dict):
         raise CheckpointError(
@@ -118,17 +154,54 @@ def describe_state(state: dict[str, Any]) -> StateToSave:
         built = _built_tree(state, (), set())
         if type(built) not in _KEPT_CONTAINERS:
             raise CheckpointError(_other_class(state, ()))
+        if divides:
+            built = _with_plain_tensors(built, (), undivided_tensor)
         check_places(built)
         common = _plain_part(built)
-    shards: list[Any] = [leaf for leaf in nested_values(built) if isinstance(leaf, ShardedBase)]
-    for shard in shards:
-        check_key(shard.key)
-    return StateToSave(shards, {} if common is _NO_VALUE else common, built)
+    entries: list[Any] = [leaf for leaf in nested_values(built) if isinstance(leaf, ShardedBase)]
+    for entry in entries:
+        check_key(entry.key)
+    divided = [entry for entry in entries if isinstance(entry, DividedTensor)]
+    shards = [entry for entry in entries if not isinstance(entry, DividedTensor)]
+    note_aliases(divided)
+    return StateToSave(shards, divided, aliases_of(shards), {} if common is _NO_VALUE else common, built)
+
+
+def is_stored_as_tensor(value: Any) -> bool:
+    """True for a plain tensor that can be stored as DCP stores tensors: dense, and of a type whose elements are so."""
+    return (
+        type(value) in _STORED_AS_TENSORS
+        and value.layout is torch.strided
+        and value.device.type != "meta"
+        and str(value.dtype).removeprefix("torch.") in DTYPE_OF
+        and not is_part(value)
+    )
+
+
+def has_divided(state: Any) -> bool:
+    """True if there is a `DTensor` in the containers of a state."""
+    return _contains(state, is_divided)
+
+
+def _with_plain_tensors(value: Any, path: tuple[Any, ...], entry_of: Callable[[torch.Tensor, str], Any]) -> Any:
+    """Copy of dictionaries, at any depth, with entries in the places of their plain tensors.
+
+    Lists are left as they are: an entry beside a plain value could not be loaded.
+    """
+    if not isinstance(value, dict) or type(value) not in _KEPT_CONTAINERS:
+        return value
+    items = [
+        (key, entry_of(below, ".".join(map(str, (*path, key)))))
+        if is_stored_as_tensor(below)
+        else (key, _with_plain_tensors(below, (*path, key), entry_of))
+        for key, below in value.items()
+    ]
+    return _same_container(value, items)
 
 
 def _places_of_shards(tree: Any) -> list[str]:
     """Path of each shard in a tree, in order."""
-    return [_text(path) for path, leaf in _leaves(tree, ()) if isinstance(leaf, ShardedBase)]
+    return [_text(path) for path, leaf in _leaves(tree, ()) if isinstance(leaf, ShardedTensor | ShardedObject)]
 
 
 def _leaves(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Any]]:
@@ -172,19 +245,21 @@ def _built_tree(value: Any, path: tuple[Any, ...], above: set[int]) -> Any:
     return _same_container(value, copied)
 
 
-def _with_entries(value: Any, path: tuple[Any, ...]) -> Any:
-    """Copy of the containers of a state that have `DTensor`s, with entries in the places of these."""
-    if not isinstance(value, dict | list):
-        return _entry_of(value, path)
-    if not _has_shard(value):
+def _with_parts(value: Any, path: tuple[Any, ...]) -> Any:
+    """Copy of the containers of a state that have `DTensor`s, with entries to load in the places of these."""
+    if is_divided(value):
+        return parts_to_load(divided_tensor(value, ".".join(map(str, path))), value)
+    if not isinstance(value, dict | list) or not _contains(value, is_divided):
         return value
     items = value.items() if isinstance(value, dict) else enumerate(value)
-    return _same_container(value, [(key, _with_entries(below, (*path, key))) for key, below in items])
+    return _same_container(value, [(key, _with_parts(below, (*path, key))) for key, below in items])
 
 
 def _entry_of(value: Any, path: tuple[Any, ...]) -> Any:
     """Entry of a `DTensor`, whose key is its path as in DCP; another value as it is."""
-    return describe_divided(value, ".".join(map(str, path))) if is_divided(value) else value
+    if not is_divided(value):
+        return value
+    return divided_tensor(value, ".".join(map(str, path))) or LocalNonpersistentObject(value)
 
 
 def _check_only_shards(value: Any, items: list[tuple[Any, Any]], path: tuple[Any, ...]) -> None:
@@ -234,18 +309,23 @@ def _class_name(value: Any) -> str:
     return f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
 
 
-def describe_request(state: dict[str, Any]) -> StateToLoad:
+def describe_request(state: dict[str, Any], *, fills_plain: bool = False) -> StateToLoad:
     """Divides a state that is to be loaded. Values that are neither sharded nor local are ignored.
 
     Args:
         state: state dictionary, which is left as it is.
+        fills_plain: True to ask for plain tensors in dictionaries, too, which may not be stored as tensors.
     """
     if not isinstance(state, dict):
         raise CheckpointError(
             f"state: must be a dictionary, but is of {_class_name(state)}: give it the structure that was saved"
         )
     with _naming_depth(state):
-        state = _with_entries(state, ())
+        state = _with_parts(state, ())
+        if fills_plain:
+            state = _with_plain_tensors(
+                state, (), lambda value, key: parts_to_load(undivided_tensor(value, key), value)
+            )
         factories, _ = extract_matching_values(
             state, lambda value: isinstance(value, ShardedTensorFactory), return_lists_as_dicts=True
         )
@@ -351,12 +431,21 @@ def _check(value: Any, path: tuple[Any, ...]) -> _Destination:
     return _Destination.common
 
 
+def _is_shard(value: Any) -> bool:
+    return isinstance(value, ShardedBase | LocalNonpersistentObject) or is_divided(value)
+
+
 def _has_shard(value: Any) -> bool:
     """True if there is a shard in containers, at any depth."""
+    return _contains(value, _is_shard)
+
+
+def _contains(value: Any, is_wanted: Callable[[Any], bool]) -> bool:
+    """True if `is_wanted` is true for a value in containers, at any depth."""
     waiting, seen = [value], set[int]()
     while waiting:
         found = waiting.pop()
-        if isinstance(found, ShardedBase | LocalNonpersistentObject) or is_divided(found):
+        if is_wanted(found):
             return True
         if isinstance(found, dict | list | tuple | set | frozenset) and id(found) not in seen:
             seen.add(id(found))

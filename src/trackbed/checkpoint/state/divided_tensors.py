@@ -1,4 +1,4 @@
-"""Entries for `DTensor`s: the boxes of the whole tensor that a rank has.
+"""Tensors that each rank has a known place of: `DTensor`s, and plain tensors beside them, which each rank has whole.
 
 Along each axis a rank has some of the indices: a `Shard` gives it the part that `torch.chunk` does, of those that the
 placements before have left; a `_StridedShard`, which PyTorch uses where FSDP divides what tensor parallelism has
@@ -9,18 +9,21 @@ axis.
 import itertools
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple, Self
 
 import torch
 
 from trackbed.checkpoint.state.sharded_object import LocalNonpersistentObject
-from trackbed.checkpoint.state.sharded_tensor import ShardedTensor, ShardedTensorFactory
+from trackbed.checkpoint.state.sharded_tensor import ShardedBase, ShardedTensor, ShardedTensorFactory
 from trackbed.errors import CheckpointError
 
 Numbers = tuple[int, ...]
 Runs = list[tuple[int, int]]
 """First index and end of each of some runs, in the order in which a rank has them."""
+_REPLICATED: Final = -1
+"""In the place of the axis that is divided: none is."""
 
 
 class LocalBox(NamedTuple):
@@ -33,10 +36,82 @@ class LocalBox(NamedTuple):
     shape: Numbers
 
 
-def is_divided(value: Any) -> bool:
-    """True for a `DTensor`."""
-    module = sys.modules.get("torch.distributed.tensor")  # without which there is none
-    return module is not None and isinstance(value, module.DTensor)
+class Division(NamedTuple):
+    """How a tensor is divided among the ranks of a mesh."""
+
+    ranks: Numbers
+    """Ranks of the mesh, in row-major order."""
+    mesh_shape: Numbers
+    """Number of ranks along each axis of the mesh."""
+    placements: tuple[tuple[int, int], ...]
+    """For each axis of the mesh: the axis of the tensor that it divides, -1 for none; and the number of equal pieces of
+    each of which a rank has a part, 1 but for `_StridedShard`."""
+
+    def coordinate(self, rank: int) -> Numbers | None:
+        """Place of a rank in the mesh; None if it is not there."""
+        if rank not in self.ranks:
+            return None
+        number, place = self.ranks.index(rank), list[int]()
+        for size in reversed(self.mesh_shape):
+            number, along = divmod(number, size)
+            place.append(along)
+        return tuple(place[::-1])
+
+    def num_copies(self) -> int:
+        """Number of ranks that have each box."""
+        return prod(size for size, (axis, _) in zip(self.mesh_shape, self.placements, strict=True) if axis < 0)
+
+    def copy_number(self, coordinate: Sequence[int]) -> int:
+        """Number of the copies of a rank, from 0."""
+        number = 0
+        for size, place, (axis, _) in zip(self.mesh_shape, coordinate, self.placements, strict=True):
+            if axis < 0:
+                number = number * size + place
+        return number
+
+    def boxes(self, shape: Sequence[int], coordinate: Sequence[int]) -> list[LocalBox]:
+        """Boxes of a tensor that are in one rank's part, in the order of their elements there."""
+        runs: list[Runs] = [[(0, size)] for size in shape]
+        for count, place, (axis, pieces) in zip(self.mesh_shape, coordinate, self.placements, strict=True):
+            if axis >= 0:
+                runs[axis] = _joined(
+                    run for number in range(pieces) for run in _chunk(_chunk(runs[axis], pieces, number), count, place)
+                )
+        spans = [_with_local_starts(of_axis) for of_axis in runs]
+        return [
+            LocalBox(*(tuple(part[column] for part in box) for column in range(3))) for box in itertools.product(*spans)
+        ]
+
+
+UNDIVIDED: Final = Division((), (), ())
+"""Division of a tensor that each rank has whole."""
+
+
+def division_of(shape: Sequence[int], ranks: Sequence[int], mesh_shape: Sequence[int], placements: Any) -> Division:
+    """Returns a division from torch's placements.
+
+    Args:
+        shape: shape of the whole tensor.
+        ranks: ranks of the mesh, in row-major order.
+        mesh_shape: number of ranks along each axis of the mesh.
+        placements: torch's placement for each axis of the mesh: `Shard`, `_StridedShard` or `Replicate`.
+
+    Raises:
+        CheckpointError: a placement is of another kind, such as `Partial`.
+    """
+    found = []
+    for placement in placements:
+        kind = type(placement).__name__
+        if kind == "Replicate":
+            found.append((_REPLICATED, 1))
+        elif kind in ("Shard", "_StridedShard"):
+            pieces = placement.split_factor if kind == "_StridedShard" else 1
+            found.append((placement.dim % len(shape), pieces))
+        else:
+            raise CheckpointError(
+                f"a DTensor must be placed by Shard or Replicate to be stored, found {placement!r}: redistribute it"
+            )
+    return Division(tuple(ranks), tuple(mesh_shape), tuple(found))
 
 
 def local_boxes(
@@ -48,37 +123,64 @@ def local_boxes(
         shape: shape of the whole tensor.
         mesh_shape: number of ranks along each axis of the mesh.
         coordinate: place of the rank in the mesh.
-        placements: torch's placement for each axis of the mesh: `Shard`, `_StridedShard` or `Replicate`.
-
-    Raises:
-        CheckpointError: a placement is of another kind, such as `Partial`.
+        placements: torch's placement for each axis of the mesh; see `division_of`.
 
     >>> from torch.distributed.tensor import Shard
     >>> local_boxes((5, 2), (2,), (1,), [Shard(0)])
     [LocalBox(offset=(3, 0), local_offset=(0, 0), shape=(2, 2))]
     """
-    runs: list[Runs] = [[(0, size)] for size in shape]
-    for count, place, placement in zip(mesh_shape, coordinate, placements, strict=True):
-        kind = type(placement).__name__
-        if kind == "Replicate":
-            continue
-        if kind not in ("Shard", "_StridedShard"):
-            raise CheckpointError(
-                f"a DTensor must be placed by Shard or Replicate to be stored, found {placement!r}: redistribute it"
-            )
-        axis = placement.dim % len(shape)
-        pieces = placement.split_factor if kind == "_StridedShard" else 1
-        runs[axis] = _joined(
-            run for number in range(pieces) for run in _chunk(_chunk(runs[axis], pieces, number), count, place)
-        )
-    spans = [_with_local_starts(of_axis) for of_axis in runs]
-    return [
-        LocalBox(*(tuple(part[column] for part in box) for column in range(3))) for box in itertools.product(*spans)
-    ]
+    return division_of(shape, (), mesh_shape, placements).boxes(shape, coordinate)
 
 
-def describe_divided(value: Any, key: str) -> ShardedTensor | ShardedTensorFactory | LocalNonpersistentObject:
-    """Entry of a `DTensor`, whose data are views of this rank's part. Loading it fills that part, and gives it back.
+@dataclass
+class DividedTensor(ShardedBase):
+    """Entry of a `DTensor` that is saved, or of a plain tensor beside it.
+
+    Args:
+        key: its key.
+        data: this rank's part.
+        dtype: type of the elements.
+        shape: shape of the whole tensor.
+        division: how it is divided.
+        boxes: the boxes that are in this rank's part.
+        alias_of: key of an earlier entry with the same memory; empty if there is none.
+    """
+
+    key: str
+    data: torch.Tensor
+    dtype: torch.dtype
+    shape: Numbers
+    division: Division
+    boxes: list[LocalBox]
+    alias_of: str = ""
+    replica_id: int = 0
+
+    def validate_metadata_integrity(self) -> None:
+        """Does nothing: the fields are read from a tensor."""
+
+    def without_data(self) -> Self:
+        """Returns the entry: it is not kept beyond a save."""
+        return self
+
+
+@dataclass
+class PartOfDivided(ShardedTensor):
+    """Box of a `DTensor` that is loaded, or of a plain tensor beside it."""
+
+    has_copies: bool = False
+    """True if other ranks have it, too."""
+    is_plain: bool = False
+    """True for a plain tensor, which may be stored as a plain value instead."""
+
+
+def is_divided(value: Any) -> bool:
+    """True for a `DTensor`."""
+    module = sys.modules.get("torch.distributed.tensor")  # without which there is none
+    return module is not None and isinstance(value, module.DTensor)
+
+
+def divided_tensor(value: Any, key: str) -> DividedTensor | None:
+    """Entry of a `DTensor`; None on a rank outside its mesh, where nothing of it is known for certain.
 
     Args:
         value: the `DTensor`.
@@ -87,48 +189,69 @@ def describe_divided(value: Any, key: str) -> ShardedTensor | ShardedTensorFacto
     Raises:
         CheckpointError: its placements, or the class of its part, cannot be stored.
     """
-    mesh, placements = value.device_mesh, value.placements
+    mesh, shape = value.device_mesh, tuple(value.shape)
     coordinate = mesh.get_coordinate()
-    if coordinate is None:  # this rank is not in the mesh
-        return LocalNonpersistentObject(value)
+    if coordinate is None:
+        return None
+    try:
+        division = division_of(shape, mesh.mesh.flatten().tolist(), tuple(mesh.shape), value.placements)
+    except CheckpointError as error:
+        raise CheckpointError(f"{key}: {error}") from None
     local = value.detach()._local_tensor
     if type(local) is not torch.Tensor:
         raise CheckpointError(
             f"{key}: the local part of a DTensor must be a plain tensor, but is of {type(local).__name__}: describe it "
             "with trackbed.ShardedTensor"
         )
-    shape, mesh_shape = tuple(value.shape), tuple(mesh.shape)
-    try:
-        boxes = local_boxes(shape, mesh_shape, coordinate, placements)
-    except CheckpointError as error:
-        raise CheckpointError(f"{key}: {error}") from None
+    boxes = division.boxes(shape, coordinate)
     if sum(prod(box.shape) for box in boxes) != local.numel():
         raise CheckpointError(
-            f"{key}: the local part of a DTensor of shape {shape} in {placements} must have the elements of "
+            f"{key}: the local part of a DTensor of shape {shape} in {value.placements} must have the elements of "
             f"{[(box.offset, box.shape) for box in boxes]}, but has the shape {tuple(local.shape)}"
         )
-    copies = [
-        place
-        for place, placement in zip(coordinate, placements, strict=True)
-        if type(placement).__name__ == "Replicate"
-    ]
+    return DividedTensor(key, local, local.dtype, shape, division, boxes)
+
+
+def undivided_tensor(value: torch.Tensor, key: str) -> DividedTensor:
+    """Entry of a plain tensor."""
+    shape = tuple(value.shape)
+    whole = LocalBox((0,) * len(shape), (0,) * len(shape), shape)
+    return DividedTensor(key, value.detach(), value.dtype, shape, UNDIVIDED, [whole])
+
+
+def parts_to_load(entry: DividedTensor | None, value: Any) -> ShardedTensorFactory | LocalNonpersistentObject:
+    """Entries for the boxes of a tensor, whose data are views of this rank's part. Loading them gives `value` back.
+
+    Args:
+        entry: entry of the tensor; None if this rank has nothing of it.
+        value: the tensor.
+    """
+    if entry is None:
+        return LocalNonpersistentObject(value)
+    has_copies = entry.division == UNDIVIDED or entry.division.num_copies() > 1
     entries = {
-        number: ShardedTensor(
-            key,
-            local[tuple(slice(low, low + size) for low, size in zip(box.local_offset, box.shape, strict=True))],
-            local.dtype,
+        number: PartOfDivided(
+            entry.key,
+            view_of(entry.data, box),
+            entry.dtype,
             box.shape,
-            shape,
+            entry.shape,
             box.offset,
             None,
-            tuple(copies) or 0,
+            has_copies=has_copies,
+            is_plain=entry.division == UNDIVIDED,
         )
-        for number, box in enumerate(boxes)
-        if 0 not in box.shape or (0 in shape and not any(coordinate))
+        for number, box in enumerate(entry.boxes)
+        if 0 not in box.shape or 0 in entry.shape
     }
     if not entries:
         return LocalNonpersistentObject(value)
-    return ShardedTensorFactory(key, local, lambda *_: entries, lambda _: value)
+    return ShardedTensorFactory(entry.key, entry.data, lambda *_: entries, lambda _: value)
+
+
+def view_of(local: torch.Tensor, box: LocalBox) -> torch.Tensor:
+    """The elements of a box in a rank's part."""
+    return local[tuple(slice(low, low + size) for low, size in zip(box.local_offset, box.shape, strict=True))]
 
 
 def _chunk(runs: Runs, count: int, place: int) -> Runs:
