@@ -324,7 +324,11 @@ def test_arguments_are_checked():
     cases = [
         ((other, optimizer), "optimizer must be that of the model, but was made for another one"),
         ((wrapper.module, optimizer), "optimizer must be that of the model"),
-        ((wrapper, adamw), "must be a DataParallelOptimizer, but is of AdamW; save the state of another as a plain"),
+        ((wrapper, adamw), "optimizer must have parameters of the model alone, but number 0, of shape"),
+        (
+            (wrapper, object()),
+            "optimizer must be a DataParallelOptimizer, or one of torch or a list of these, but",
+        ),
         (({}, None), "model must be a module of torch, but is of dict"),
     ]
     for arguments, words in cases:

@@ -6,9 +6,9 @@ parameter in order, since each rank has a range of these elements. All else is i
 `DataParallelOptimizer.split_state_dict`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, TypeGuard
+from typing import Any, Final, TypeAlias, TypeGuard
 
 import torch
 from torch.nn.parameter import is_lazy
@@ -18,7 +18,8 @@ from trackbed.checkpoint.folder import CheckpointFolder, local_folder, open_for_
 from trackbed.checkpoint.format.catalogue import Catalogue
 from trackbed.checkpoint.io.boxes import BoxReader
 from trackbed.checkpoint.load import PartialRequest, check_parts
-from trackbed.checkpoint.ranks import Ranks, meet
+from trackbed.checkpoint.ranks import Meeting, Ranks, meet
+from trackbed.checkpoint.state.divided_tensors import is_divided
 from trackbed.checkpoint.state.partial_tensors import is_part
 from trackbed.checkpoint.state.sharded_tensor import check_key
 from trackbed.comm.torch_group import check_initialized
@@ -28,25 +29,41 @@ from trackbed.grads.model_agreement import GroupOfRanks, is_dense
 from trackbed.grads.parameter_set import name_in_module
 from trackbed.optim.optimizer import DataParallelOptimizer
 from trackbed.optim.state_parts import StatePart
+from trackbed.optim.torch_state import (
+    OPTIONS,
+    Options,
+    check_optimizers,
+    find_state,
+    load_state,
+    read_objects,
+    request_for,
+    state_of,
+)
 from trackbed.plural import number_of
 
+Models: TypeAlias = torch.nn.Module | Sequence[torch.nn.Module]
+Optimizers: TypeAlias = DataParallelOptimizer | torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 _PARTS: Final = "parts"
 
 
 def sharded_state(
-    model: torch.nn.Module, optimizer: DataParallelOptimizer | None = None, *, group: Ranks = None, prefix: str = ""
+    model: Models, optimizer: Optimizers | None = None, *, group: Ranks = None, prefix: str = ""
 ) -> dict[str, Any]:
     """Collective over the ranks: returns the state of a model and its optimizer, for a save by all ranks together.
 
     `trackbed.save({**trackbed.sharded_state(model, optimizer), "step": 10}, folder)` on every rank. Each rank writes a
     share of the parameters, and its own part of the optimizer, of which it needs no second copy. Buffers, such as the
-    statistics of BatchNorm, may differ between ranks: those of rank 0 are saved.
+    statistics of BatchNorm, may differ between ranks: those of the first rank that has them are saved.
 
-    The tensors are those of the model and of the optimizer, not copies.
+    The tensors are those of the model and of the optimizer, not copies. Names and tensors of torch's optimizers are
+    those of `torch.distributed.checkpoint.state_dict.get_state_dict`, and nothing is changed: an optimizer that has not
+    stepped has no state.
 
     Args:
-        model: `DistributedDataParallel`, of Trackbed or torch, or a module that is the same on all ranks.
-        optimizer: optimizer of the model. None for the model alone.
+        model: any module or a list of modules with different names: plain and the same on all ranks, wrapped by
+            `DistributedDataParallel`, of Trackbed or torch, divided by `fully_shard` or tensor parallelism, compiled.
+        optimizer: optimizer of the model: a `DataParallelOptimizer`, one of torch, or a list of these. None for the
+            model alone.
         group: the ranks that have the model, as a `comm.Group` or a process group of torch; by default those of the
             wrapper, for another module those of `torch.distributed`, or this process alone.
         prefix: text before all keys, such as "generator.", so that several models fit into one checkpoint:
@@ -57,95 +74,141 @@ def sharded_state(
 
     Raises:
         CheckpointError: on every rank, with the rank that failed and its message. The optimizer is of another class or
-            another model, or is not the last one of the model; the model was changed after it was wrapped; ranks have
-            different experts; a tensor of the model is itself divided among ranks, as those of FSDP are; or a rank has
-            no state of its part of a parameter, and others have.
+            another model, or is not the last one of the model; the model was changed after it was wrapped, or is on the
+            meta device; ranks have different experts; a tensor of the model is itself divided among ranks in another
+            way than as a `DTensor`; or a rank has no state of its part of a parameter, and others have.
     """
-    model = _uncompiled(model)
-    with meet("sharded_state", _ranks_of(model, group)) as meeting:
-        _check(model, optimizer, prefix)
+    models = _models_of(model)
+    with meet("sharded_state", _ranks_of(models, group)) as meeting:
+        _check(models, optimizer, prefix)
         meeting.group.agree("sharded_state", _arguments(optimizer, prefix))
-        states = _entries(model, meeting.rank, prefix)
+        states = _entries(models, meeting.rank, prefix)
         lazy = [name for name, value in states.items() if is_lazy(value)]
         if lazy:
             raise ArgumentError(f"{lazy[0]} must have values to be saved, but is not initialised: call the model first")
-        if meeting.rank > 0:
-            names = _names_of_parameters(model)
+        divides = any(map(is_divided, states.values()))
+        if divides:
+            # `save` stores plain tensors beside DTensors as tensors, those of the first rank that has them.
+            states = {name: value.data if isinstance(value, ShardedTensor) else value for name, value in states.items()}
+        elif meeting.rank > 0:
+            names = _names_of_parameters(models)
             states = {name: value for name, value in states.items() if name in names}
-        if optimizer is None:
-            return {f"{prefix}model": states}
-        common, parts = optimizer.split_state_dict()
-        is_sharded = optimizer.model.engine.config.use_distributed_optimizer
-        params = _named_parameters(optimizer)
-        for part in parts:
-            entry = _part_of_tensor(part, params[part.name].numel(), 0 if is_sharded else meeting.rank, prefix)
-            common["state"].setdefault(part.name, {})[part.key] = entry
-        return {f"{prefix}model": states, f"{prefix}optimizer": common}
+        state = {f"{prefix}model": states}
+        if isinstance(optimizer, DataParallelOptimizer):
+            state[f"{prefix}optimizer"] = _state_of_own(optimizer, meeting.rank, prefix)
+        elif optimizer is not None:
+            optimizers, params = _optimizers_of(optimizer), _names_by_parameter(models)
+            found = state_of(optimizers, params, meeting, prefix)
+            state[f"{prefix}optimizer"] = found if divides else _with_entries(found, meeting.rank, prefix)
+        return state
+
+
+def _state_of_own(optimizer: DataParallelOptimizer, rank: int, prefix: str) -> dict[str, Any]:
+    """Collective over the ranks: state of a `DataParallelOptimizer`, with entries for this rank's parts."""
+    common, parts = optimizer.split_state_dict()
+    is_sharded = optimizer.model.engine.config.use_distributed_optimizer
+    params = _named_parameters(optimizer)
+    for part in parts:
+        entry = _part_of_tensor(part, params[part.name].numel(), 0 if is_sharded else rank, prefix)
+        common["state"].setdefault(part.name, {})[part.key] = entry
+    return common
+
+
+def _with_entries(state: dict[str, Any], rank: int, prefix: str) -> dict[str, Any]:
+    """State of optimizers of torch with entries in the places of its tensors, which all ranks have."""
+    entries = {
+        name: {
+            field: _whole_tensor(f"{prefix}optimizer.state.{name}.{field}", value, rank)
+            if isinstance(value, torch.Tensor) and is_dense(value)
+            else value
+            for field, value in fields.items()
+        }
+        for name, fields in state["state"].items()
+    }
+    return {**state, "state": entries}
 
 
 def load_sharded_state(
     folder: str | Path,
-    model: torch.nn.Module,
-    optimizer: DataParallelOptimizer | None = None,
+    model: Models,
+    optimizer: Optimizers | None = None,
     *,
     allow_cast: bool = False,
+    options: Options = "checkpoint",
     group: Ranks = None,
     prefix: str = "",
 ) -> dict[str, Any]:
     """Collective over the ranks: loads what `sharded_state` has saved into a model and its optimizer.
 
-    The number of ranks, the buckets and the sharding of the optimizer may differ from those that saved.
+    The number of ranks, the meshes, the buckets and the sharding of the optimizer may differ from those that saved.
+    Checkpoints of `torch.distributed.checkpoint` are read, too: with the model under "model" or at the top, and the
+    optimizer nested or flattened.
 
     Args:
         folder: folder of the checkpoint.
-        model: model with the same names and shapes. What is empty in it, and extra state of any size, is loaded as it
-            was saved, if the module's own `load_state_dict` takes it.
-        optimizer: optimizer of the model. None for the model alone.
+        model: model with the same names and shapes; see `sharded_state`. What is empty in it, and extra state of any
+            size, is loaded as it was saved, if the module's own `load_state_dict` takes it.
+        optimizer: optimizer of the model. None for the model alone. One of torch gets its state without a step; states
+            are matched by the names of parameters, of which more or fewer may be stored, in other groups.
         allow_cast: True if tensors of the model, or those that torch's optimizer needs in another type, may be loaded
             into types that cannot hold all their values.
+        options: whose options the parameter groups of torch's optimizers have afterwards: those of the "checkpoint",
+            such as the learning rate of a schedule, or those of the "program". How the update is computed ("foreach",
+            "fused", "capturable", "differentiable") is always the program's choice.
         group: the ranks; see `sharded_state`.
         prefix: text before the keys, with which the state was saved. Only these are read and checked.
 
     Returns:
-        All other plain values of the checkpoint, such as "step", or the state of an optimizer of torch. The state of a
-        `DataParallelOptimizer` that was not given is left out, as its tensors are not read. `load` reads further
-        `ShardedTensor`s.
+        All other plain values of the checkpoint, such as "step", or the state of an optimizer of torch that was saved
+        as a plain value. The state of an optimizer that was not given is left out, as its tensors are not read. `load`
+        reads further `ShardedTensor`s.
 
     Raises:
         CheckpointError: on every rank, with the rank that failed and its message: the arguments are not allowed, or the
             checkpoint is damaged or does not fit the model or the optimizer. Names, shapes and types are checked on all
-            ranks first, and the optimizer's part is read: an error there leaves all as it was. Tensors of the model are
-            then filled where they lie, without a second model in memory: damage that is found while they are read, or
-            an error of the module's own `load_state_dict`, leaves the model loaded in part, which the message says.
+            ranks first, and the part of a `DataParallelOptimizer` is read: an error there leaves all as it was. Tensors
+            of the model, and of torch's optimizers, are then filled where they lie, without a second model in memory:
+            damage that is found while they are read, or an error of the module's own `load_state_dict`, leaves them
+            loaded in part, which the message says.
     """
-    model = _uncompiled(model)
+    models = _models_of(model)
     is_changed = False
     try:
-        with meet("load_sharded_state", _ranks_of(model, group)) as meeting:
-            _check(model, optimizer, prefix)
+        with meet("load_sharded_state", _ranks_of(models, group)) as meeting:
+            _check(models, optimizer, prefix)
+            if options not in OPTIONS:
+                raise ArgumentError(f"options: must be 'checkpoint' or 'program', found {options!r}")
             meeting.group.agree("load_sharded_state", _arguments(optimizer, prefix))
             opened = open_for_all(local_folder(folder), meeting)
             common = opened.load_common()
-            extra, wanted = _request_for_model(model, opened, common, meeting.rank, prefix, allow_cast=allow_cast)
-            load_optimizer = None
-            if optimizer is not None:
+            extra, wanted = _request_for_model(models, opened, common, meeting.rank, prefix, allow_cast=allow_cast)
+            load_optimizer: Callable[[], None] | None = None
+            if isinstance(optimizer, DataParallelOptimizer):
                 saved = _saved_optimizer(common, folder, f"{prefix}optimizer")
                 parts = {_PARTS: _wanted_parts(saved, optimizer, meeting.rank, prefix)}
-                found = check_parts(parts, opened, rename=None, allow_cast=allow_cast).read(
-                    {"state": {}, **saved}, meeting
-                )
+                request = check_parts(parts, opened, rename=_stored_keys(opened.catalogue), allow_cast=allow_cast)
+                found = request.read({"state": {}, **saved}, meeting)
                 load_optimizer = optimizer.check_split_state_dict(found, found.pop(_PARTS, {}), allow_cast=allow_cast)
+            elif optimizer is not None:
+                load_optimizer = _loader_of_torchs(
+                    _optimizers_of(optimizer), models, opened, common, meeting, prefix, options, allow_cast=allow_cast
+                )
             with BoxReader(opened.path, opened.catalogue) as reader:
                 objects = {name: reader.read_object(key) for name, key in extra.items()}
+                if opened.is_plain and not prefix:
+                    starts = "model.", "optimizer."
+                    others = [key for key in opened.catalogue.objects if not key.startswith(starts)]
+                    common |= {key: reader.read_object(key) for key in others if key not in extra.values()}
             # Nothing is changed on any rank before all ranks have found that what is stored fits.
             meeting.group.barrier()
             is_changed = True
-            if isinstance(model, DistributedDataParallel):
-                model.wait_for_params()
-            values = wanted.read({"model": common.pop(f"{prefix}model", {})}, meeting)["model"]
+            for one in models:
+                if isinstance(one, DistributedDataParallel):
+                    one.wait_for_params()
+            values = wanted.read({f"{prefix}model": common.pop(f"{prefix}model", {})}, meeting)[f"{prefix}model"]
             if load_optimizer is not None:
                 load_optimizer()
-            _load_into(_inner(model), {**values, **objects})
+            _load_into(models, {**values, **objects})
     except CheckpointError as error:
         if not is_changed:
             raise
@@ -154,12 +217,38 @@ def load_sharded_state(
             "they are used"
         ) from error
     if optimizer is not None:
-        common.pop(f"{prefix}optimizer")
+        common.pop(f"{prefix}optimizer", None)
     return {key: value for key, value in common.items() if not _has_parts(value)}
 
 
+def _loader_of_torchs(
+    optimizers: Sequence[torch.optim.Optimizer],
+    models: Sequence[torch.nn.Module],
+    opened: CheckpointFolder,
+    common: Mapping[str, Any],
+    meeting: Meeting,
+    prefix: str,
+    options: Options,
+    *,
+    allow_cast: bool,
+) -> Callable[[], None]:
+    """Checks the stored state of optimizers of torch, and returns a function that loads it, collective as `load` is."""
+    names = _names_by_parameter(models)
+    stored = find_state(opened, common, prefix, meeting.rank)
+    objects = read_objects(stored, set(names.values()), opened, meeting.size)
+    wanted = {"state": request_for(stored, optimizers, names, opened)}
+    request = check_parts(wanted, opened, rename=None, allow_cast=allow_cast)
+
+    def load() -> None:
+        values = request.read({"state": {}}, meeting)["state"]
+        both = {name: {**objects.get(name, {}), **values.get(name, {})} for name in {**objects, **values}}
+        load_state(optimizers, names, stored, both, options)
+
+    return load
+
+
 def _request_for_model(
-    model: torch.nn.Module,
+    models: Sequence[torch.nn.Module],
     opened: CheckpointFolder,
     common: Mapping[str, Any],
     rank: int,
@@ -168,42 +257,85 @@ def _request_for_model(
     allow_cast: bool,
 ) -> tuple[dict[str, str], PartialRequest]:
     """Keys of stored objects of a model, by name, and the request for its tensors, which are filled in place."""
-    entries, catalogue = _entries(model, rank, prefix), opened.catalogue
-    stored = {name_in_module(key): key for key in catalogue.tensors} | {key: key for key in catalogue.tensors}
+    entries, catalogue = _entries(models, rank, prefix), opened.catalogue
+    keys = _stored_keys(catalogue)
+    start = f"{prefix}model."
+    if not any(key.startswith(start) for key in keys) and entries and entries.keys() <= keys.keys():
+        keys = {f"{start}{name}": keys[name] for name in entries}  # the model of torchtitan is at the top
     plain = common.get(f"{prefix}model", {})
     extra = _stored_objects(catalogue, entries, prefix)
-    found = {*map(name_in_module, stored), *(f"{prefix}model.{name}" for name in extra)}
+    found = {*map(name_in_module, keys), *(f"{start}{name}" for name in extra)}
     _check_keys(opened.path, found, plain, entries, prefix)
-    wanted = _wanted_tensors(entries, stored, catalogue, plain, prefix)
-    return extra, check_parts({"model": wanted}, opened, rename=stored, allow_cast=allow_cast)
+    wanted = {f"{prefix}model": _wanted_tensors(entries, keys, catalogue, plain, prefix)}
+    return extra, check_parts(wanted, opened, rename=keys, allow_cast=allow_cast)
 
 
-def _load_into(module: torch.nn.Module, values: Mapping[str, Any]) -> None:
-    """Gives a module its state. What was filled in place is copied onto itself, so that hooks of the module see it."""
-    own = {name_in_module(name): name for name in module.state_dict()}
+def _stored_keys(catalogue: Catalogue) -> dict[str, str]:
+    """Keys of stored tensors, by the names of a module that is not compiled and by themselves."""
+    return {name_in_module(key): key for key in catalogue.tensors} | {key: key for key in catalogue.tensors}
+
+
+def _load_into(models: Sequence[torch.nn.Module], values: Mapping[str, Any]) -> None:
+    """Gives modules their state. What was filled in place is copied onto itself, so that their hooks see it."""
     named = {name_in_module(name): value for name, value in values.items()}
-    module.load_state_dict({own.get(name, name): value for name, value in named.items()})
+    for module in map(_inner, models):
+        own = {name_in_module(name): name for name in module.state_dict()}
+        if len(models) == 1:
+            own = {**{name: name for name in named}, **own}
+        module.load_state_dict({own[name]: value for name, value in named.items() if name in own})
 
 
-def _check(model: torch.nn.Module, optimizer: DataParallelOptimizer | None, prefix: str) -> None:
+def _models_of(model: Models) -> list[torch.nn.Module]:
+    """The models, each as its wrapper where that was compiled as a whole."""
+    models: list[Any] = list(model) if isinstance(model, list | tuple) else [model]
+    return [_uncompiled(one) for one in models]
+
+
+def _optimizers_of(optimizer: Any) -> list[Any]:
+    return list(optimizer) if isinstance(optimizer, list | tuple) else [optimizer]
+
+
+def _check(models: Sequence[torch.nn.Module], optimizer: Optimizers | None, prefix: str) -> None:
     """Checks the arguments of both functions."""
     if not isinstance(prefix, str) or "model" in prefix.split("."):
         raise ArgumentError(
             f"prefix must be text without the part 'model', which begins the names of a model, but is {prefix!r}"
         )
     check_key(prefix)
-    if not isinstance(model, torch.nn.Module):
-        raise ArgumentError(f"model must be a module of torch, but is of {type(model).__name__}")
-    if isinstance(model, DistributedDataParallel):
-        model.engine.check_unchanged()
-    if optimizer is None:
-        return
-    if not isinstance(optimizer, DataParallelOptimizer):
-        raise ArgumentError(
-            f"optimizer must be a DataParallelOptimizer, but is of {type(optimizer).__name__}; save the state of "
-            'another as a plain value, {"optimizer": optimizer.state_dict()}'
-        )
-    if optimizer.model is not model:
+    if not models:
+        raise ArgumentError("model must be a module of torch, or a list of at least one, but is an empty list")
+    for model in models:
+        if not isinstance(model, torch.nn.Module):
+            raise ArgumentError(f"model must be a module of torch, but is of {type(model).__name__}")
+        if isinstance(model, DistributedDataParallel):
+            model.engine.check_unchanged()
+        for name, param in model.named_parameters():
+            if param.is_meta:
+                raise ArgumentError(
+                    f"{name_in_module(name)} must have memory, but is on the meta device: call "
+                    'model.to_empty(device="cpu") first, or that of the GPU'
+                )
+    _check_different_names(models)
+    if isinstance(optimizer, DataParallelOptimizer):
+        _check_own_optimizer(models, optimizer)
+    elif optimizer is not None:
+        check_optimizers(_optimizers_of(optimizer), _names_by_parameter(models))
+
+
+def _check_different_names(models: Sequence[torch.nn.Module]) -> None:
+    seen = set[str]()
+    for model in models if len(models) > 1 else ():
+        names = {name_in_module(name) for name in _inner(model).state_dict()}
+        if names & seen:
+            raise ArgumentError(
+                f"model: the modules of a list must have different names, but two have {min(names & seen)}: save each "
+                "with a prefix"
+            )
+        seen |= names
+
+
+def _check_own_optimizer(models: Sequence[torch.nn.Module], optimizer: DataParallelOptimizer) -> None:
+    if len(models) != 1 or optimizer.model is not models[0]:
         raise ArgumentError("optimizer must be that of the model, but was made for another one")
     engine = optimizer.model.engine
     engine.check_attached(optimizer)
@@ -216,21 +348,24 @@ def _check(model: torch.nn.Module, optimizer: DataParallelOptimizer | None, pref
             )
 
 
-def _arguments(optimizer: DataParallelOptimizer | None, prefix: str) -> str:
+def _arguments(optimizer: Optimizers | None, prefix: str) -> str:
     """Text about the arguments that must be the same on all ranks."""
     called = "called without an optimizer" if optimizer is None else "called with an optimizer"
     return f"{called} and the prefix {prefix!r}" if prefix else called
 
 
-def _ranks_of(model: torch.nn.Module, group: Ranks) -> Ranks:
+def _ranks_of(models: Sequence[torch.nn.Module], group: Ranks) -> Ranks:
     """The ranks that have the same model."""
     if group is not None:
         return group
-    if isinstance(model, DistributedDataParallel):
-        ranks = model.engine.ranks
-        return ranks.group if isinstance(ranks, GroupOfRanks) else ranks
+    for model in models:
+        if isinstance(model, DistributedDataParallel):
+            ranks = model.engine.ranks
+            return ranks.group if isinstance(ranks, GroupOfRanks) else ranks
+        if isinstance(model, torch.nn.parallel.DistributedDataParallel):
+            return model.process_group
     check_initialized("sharded_state")
-    return model.process_group if isinstance(model, torch.nn.parallel.DistributedDataParallel) else None
+    return None
 
 
 def _uncompiled(model: torch.nn.Module) -> torch.nn.Module:
@@ -242,23 +377,35 @@ def _uncompiled(model: torch.nn.Module) -> torch.nn.Module:
 
 def _inner(model: torch.nn.Module) -> torch.nn.Module:
     """The module whose state has the names of the model."""
-    return model.module if isinstance(model, torch.nn.parallel.DistributedDataParallel) else model
+    wrappers = (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)
+    inner: torch.nn.Module = model.module if isinstance(model, wrappers) else model
+    return inner
 
 
-def _entries(model: torch.nn.Module, rank: int, prefix: str) -> dict[str, Any]:
-    """The state of the model, with entries in the place of its dense tensors that are initialised."""
+def _entries(models: Iterable[torch.nn.Module], rank: int, prefix: str) -> dict[str, Any]:
+    """The state of the models, with entries in the place of dense tensors that are initialised, but for `DTensor`s."""
     return {
         name: value
-        if not isinstance(value, torch.Tensor) or is_lazy(value) or not is_dense(value)
-        else _whole_tensor(name, value, rank, prefix)
+        if not isinstance(value, torch.Tensor) or is_lazy(value) or is_divided(value) or not is_dense(value)
+        else _whole_tensor(f"{prefix}model.{name}", value, rank)
+        for model in models
         for name, value in ((name_in_module(key), value) for key, value in _inner(model).state_dict().items())
     }
 
 
-def _names_of_parameters(model: torch.nn.Module) -> set[str]:
-    """Names of the parameters in the state of the model, each name of one that is used in several places."""
-    state = _inner(model).state_dict(keep_vars=True)
-    return {name_in_module(name) for name, value in state.items() if isinstance(value, torch.nn.Parameter)}
+def _names_of_parameters(models: Iterable[torch.nn.Module]) -> set[str]:
+    """Names of the parameters in the state of the models, each name of one that is used in several places."""
+    return {
+        name_in_module(name)
+        for model in models
+        for name, value in _inner(model).state_dict(keep_vars=True).items()
+        if isinstance(value, torch.nn.Parameter)
+    }
+
+
+def _names_by_parameter(models: Iterable[torch.nn.Module]) -> dict[torch.Tensor, str]:
+    """Name of each parameter, the first one of those that are used in several places."""
+    return {param: name_in_module(name) for model in models for name, param in _inner(model).named_parameters()}
 
 
 def _named_parameters(optimizer: DataParallelOptimizer) -> dict[str, torch.nn.Parameter]:
@@ -266,17 +413,15 @@ def _named_parameters(optimizer: DataParallelOptimizer) -> dict[str, torch.nn.Pa
     return {name_in_module(name): param for name, param in optimizer.model.module.named_parameters()}
 
 
-def _whole_tensor(name: str, value: torch.Tensor, rank: int, prefix: str) -> ShardedTensor:
-    """Entry of a tensor of the model, which all ranks have."""
+def _whole_tensor(key: str, value: torch.Tensor, rank: int) -> ShardedTensor:
+    """Entry of a tensor that all ranks have."""
     if is_part(value):
         raise ArgumentError(
-            f"{name} must be the same tensor on all ranks, but is a {type(value).__name__}, as FSDP's are: save it "
-            "with torch.distributed.checkpoint, or describe its local part with trackbed.ShardedTensor"
+            f"{key} must be the same tensor on all ranks, or a DTensor, but is a {type(value).__name__}: describe its "
+            "local part with trackbed.ShardedTensor"
         )
     shape = tuple(value.shape)
-    return ShardedTensor(
-        f"{prefix}model.{name}", value.detach(), value.dtype, shape, shape, (0,) * len(shape), (1,) * len(shape), rank
-    )
+    return ShardedTensor(key, value.detach(), value.dtype, shape, shape, (0,) * len(shape), (1,) * len(shape), rank)
 
 
 def _part_of_tensor(part: StatePart, numel: int, replica_id: int, prefix: str) -> ShardedTensor:
@@ -344,7 +489,7 @@ def _wanted_parts(
 
 def _wanted_tensors(
     entries: Mapping[str, Any], stored: Mapping[str, str], catalogue: Catalogue, plain: Any, prefix: str
-) -> dict[str, ShardedTensor]:
+) -> dict[str, Any]:
     """Entries of the tensors of the model that are read, where they lie if no other has the same memory.
 
     What is empty or not initialised in the model, and extra state, is read in the shape and type that it was saved in,
@@ -359,9 +504,12 @@ def _wanted_tensors(
     """
     plain_names = {name_in_module(name) for name in plain} if isinstance(plain, Mapping) else set()
     in_place = _filled_in_place(entries)
-    wanted = {}
+    wanted: dict[str, Any] = {}
     for name, entry in entries.items():
         key = f"{prefix}model.{name}"
+        if is_divided(entry):
+            wanted[name] = entry
+            continue
         is_tensor = isinstance(entry, ShardedTensor)
         may_grow = _is_extra_state(name) or is_lazy(entry) or (is_tensor and 0 in entry.global_shape)
         if may_grow and key in stored:

@@ -1,0 +1,445 @@
+"""States of torch's optimizers by the names of parameters, divided among the ranks as the parameters are.
+
+Tensors have the keys of `torch.distributed.checkpoint.state_dict`: `optimizer.state.NAME.KEY`. Of a parameter that is a
+`DTensor`, a tensor with the shape of this rank's part is stored as a `DTensor` too; one without dimensions, or with the
+shape of the parameter, is whole on every rank; any other belongs to its rank, and is loaded on as many ranks only.
+"""
+
+import copy
+import logging
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeAlias, get_args
+
+import torch
+from torch.optim import Optimizer
+
+from trackbed.checkpoint import ShardedObject, ShardedTensor
+from trackbed.checkpoint.folder import CheckpointFolder
+from trackbed.checkpoint.io.boxes import BoxReader
+from trackbed.checkpoint.ranks import Meeting
+from trackbed.checkpoint.state.divided_tensors import divided_tensor, is_divided, parts_to_load
+from trackbed.errors import ArgumentError, CheckpointError
+from trackbed.grads.parameter_set import name_in_module
+from trackbed.optim.torch_optimizers import place_steps
+from trackbed.plural import number_of
+
+logger = logging.getLogger(__name__)
+
+Options: TypeAlias = Literal["checkpoint", "program"]
+"""Whose options parameter groups have after a load."""
+OPTIONS: Final = get_args(Options)
+_OF_PROGRAM: Final = ("foreach", "fused", "capturable", "differentiable")
+"""Options that say how the program computes, and are never those of a checkpoint."""
+_NAMES: Final = ("params", "param_names")
+_PART, _WHOLE = "part", "whole"
+State = dict[str, Any]
+
+
+def check_optimizers(optimizers: Sequence[Any], names: Mapping[torch.Tensor, str]) -> None:
+    """Checks that optimizers are torch's, and that their parameters are those of a model.
+
+    Args:
+        optimizers: optimizers.
+        names: names of the parameters of the model.
+    """
+    for optimizer in optimizers:
+        if not isinstance(optimizer, Optimizer):
+            raise ArgumentError(
+                f"optimizer must be a DataParallelOptimizer, or one of torch or a list of these, but is of "
+                f"{type(optimizer).__name__}"
+            )
+    seen = set[torch.Tensor]()
+    for number, param in enumerate(_params_of(optimizers)):
+        if param not in names:
+            raise ArgumentError(
+                f"optimizer must have parameters of the model alone, but number {number}, of shape "
+                f"{tuple(param.shape)}, is none of them"
+            )
+        if param in seen:
+            raise ArgumentError(f"optimizer must have each parameter once, but has {names[param]} twice")
+        seen.add(param)
+
+
+def _params_of(optimizers: Iterable[Optimizer]) -> Iterator[torch.Tensor]:
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            yield from group["params"]
+
+
+def state_of(
+    optimizers: Sequence[Optimizer], names: Mapping[torch.Tensor, str], meeting: Meeting, prefix: str
+) -> State:
+    """Collective over the ranks: returns the states of optimizers, by the names of parameters.
+
+    Nothing is changed: an optimizer that has not stepped has no state.
+
+    Args:
+        optimizers: optimizers of torch.
+        names: names of the parameters.
+        meeting: the ranks.
+        prefix: text before the keys.
+    """
+    states: dict[str, tuple[Any, State]] = {}
+    groups: list[State] = []
+    others: State = {}
+    for number, optimizer in enumerate(optimizers):
+        saved = optimizer.state_dict()  # which hooks and subclasses may have changed
+        numbers = [number for group in saved["param_groups"] for number in group["params"]]
+        param_of = dict(zip(numbers, _params_of([optimizer]), strict=True))
+        states |= {
+            names[param_of[key]]: (param_of[key], dict(state))
+            for key, state in saved["state"].items()
+            if key in param_of and state
+        }
+        groups += [
+            {
+                **{key: copy.deepcopy(value) for key, value in group.items() if key not in _NAMES},
+                "params": [names[param_of[number]] for number in group["params"]],
+            }
+            for group in saved["param_groups"]
+        ]
+        rest = {key: value for key, value in saved.items() if key not in ("state", "param_groups")}
+        if rest:
+            others[str(number)] = copy.deepcopy(rest)
+    local = _place_plain_tensors(states, meeting, prefix)
+    more = {"others": others, "local": local}
+    found = {name: state for name, (_, state) in states.items()}
+    return {"state": found, "param_groups": groups, **{key: value for key, value in more.items() if value}}
+
+
+def _place_plain_tensors(
+    states: Mapping[str, tuple[Any, State]], meeting: Meeting, prefix: str
+) -> dict[str, list[str]]:
+    """Collective over the ranks: replaces plain tensors of `DTensor`s' states by what is saved of them; see the module.
+
+    Returns:
+        Fields that are each rank's part, by parameter name.
+    """
+    own = [
+        (name, field, _kind_of(value, param))
+        for name, (param, state) in states.items()
+        for field, value in state.items()
+        if is_divided(param) and torch.is_tensor(value) and not is_divided(value) and value.dim() > 0
+    ]
+    # A tensor may have the shape of a part on one rank by chance.
+    kinds: dict[tuple[str, str], set[str]] = {}
+    for of_rank in meeting.group.all_gather(own):
+        for name, field, kind in of_rank:
+            kinds.setdefault((name, field), set()).add(kind)
+    local: dict[str, list[str]] = {}
+    for name, field, _ in own:
+        param, state = states[name]
+        if kinds[name, field] == {_PART}:
+            state[field] = _divided_like(param, state[field])
+            local.setdefault(name, []).append(field)
+        elif kinds[name, field] != {_WHOLE}:
+            key = f"{prefix}optimizer.state.{name}.{field}"
+            state[field] = ShardedObject(key, state[field], (meeting.size,), (meeting.rank,))
+    return local
+
+
+def _kind_of(value: torch.Tensor, param: Any) -> str:
+    """How the shape of a tensor in the state of a `DTensor` is that of the parameter."""
+    is_whole = param.device_mesh.size() == 1 or all(placement.is_replicate() for placement in param.placements)
+    if value.shape == param._local_tensor.shape and not is_whole:
+        return _PART
+    return _WHOLE if value.shape == param.shape else "other"
+
+
+def _divided_like(param: Any, local: torch.Tensor) -> Any:
+    """A `DTensor` with the division of another one."""
+    from torch.distributed.tensor import DTensor
+
+    return DTensor.from_local(
+        local, param.device_mesh, param.placements, run_check=False, shape=param.shape, stride=param.stride()
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredState:
+    """State of optimizers in a checkpoint, without its tensors."""
+
+    keys: Mapping[str, Mapping[str, str]]
+    """Stored key of each tensor, by parameter name and field."""
+    objects: Mapping[str, Mapping[str, str]]
+    """Unique key of each object, likewise."""
+    plain: Mapping[str, State]
+    """Values that are neither, by parameter name."""
+    options: Mapping[str, State]
+    """Options of each parameter's group."""
+    empty_groups: Sequence[State]
+    """Options of groups without parameters, in order."""
+    local: Mapping[str, Sequence[str]]
+    """Fields whose tensors were each rank's part, by parameter name."""
+    others: Mapping[str, Any]
+    """What optimizers have in their state besides, by their number."""
+
+
+def find_state(folder: CheckpointFolder, common: Mapping[str, Any], prefix: str, rank: int) -> StoredState:
+    """Finds the state of optimizers in a checkpoint of Trackbed, or of `torch.distributed.checkpoint`.
+
+    Args:
+        folder: opened checkpoint.
+        common: its plain values.
+        prefix: text before the keys.
+        rank: number of this rank, whose objects are found.
+
+    Raises:
+        CheckpointError: there is none, or one that `DataParallelOptimizer` has saved.
+    """
+    start, catalogue = f"{prefix}optimizer.", folder.catalogue
+    saved = common.get(f"{prefix}optimizer", {})
+    if isinstance(saved, Mapping) and "divided" in saved:
+        raise CheckpointError(
+            f"{folder.path}: must have a state of torch's optimizers, but has one of a DataParallelOptimizer: load it "
+            "into one, and give its full_state_dict() to torch's load_state_dict()"
+        )
+    keys, objects = _by_name(catalogue.tensors, f"{start}state."), _by_name(catalogue.objects, f"{start}state.", rank)
+    if isinstance(saved, Mapping) and "param_groups" in saved:
+        groups, more = list(saved["param_groups"]), dict[str, State]()
+        if any(isinstance(name, int) for group in groups for name in group["params"]):
+            raise CheckpointError(
+                f"{folder.path}: must have a state of the optimizer that sharded_state saved, found a plain value: "
+                f"leave the optimizer out here, and give what is returned as {f'{prefix}optimizer'!r} to its "
+                "load_state_dict()"
+            )
+    else:
+        groups, more = _groups_of_dcp(folder, f"{start}param_groups.")
+    if not (keys or objects or groups or more):
+        raise CheckpointError(f"{folder.path}: must have a state of the optimizer, but has no {start}* keys")
+    options = {
+        name_in_module(name): {key: value for key, value in group.items() if key not in _NAMES}
+        for group in groups
+        for name in group["params"]
+    }
+    plain = saved.get("state", {}) if isinstance(saved, Mapping) else {}
+    return StoredState(
+        keys,
+        objects,
+        {name_in_module(name): dict(state) for name, state in plain.items()},
+        options | more,
+        [{key: value for key, value in group.items() if key not in _NAMES} for group in groups if not group["params"]],
+        saved.get("local", {}) if isinstance(saved, Mapping) else {},
+        saved.get("others", {}) if isinstance(saved, Mapping) else {},
+    )
+
+
+def _by_name(stored: Iterable[str], start: str, rank: int | None = None) -> dict[str, dict[str, str]]:
+    """Keys of tensors or objects below a prefix, by parameter name and field, which has no dots."""
+    found: dict[str, dict[str, str]] = {}
+    for key in stored:
+        if not key.startswith(start):
+            continue
+        name, _, field = key[len(start) :].rpartition(".")
+        field, _, place = field.partition("/shard_")
+        if rank is not None and place and place.partition("_")[0] != str(rank):
+            continue
+        found.setdefault(name_in_module(name), {})[field] = key
+    return found
+
+
+def _groups_of_dcp(folder: CheckpointFolder, start: str) -> tuple[list[State], dict[str, State]]:
+    """Parameter groups that `torch.distributed.checkpoint` has stored value by value.
+
+    Returns:
+        The groups; or nothing and the options of each parameter, if the state was flattened.
+    """
+    values: dict[str, Any] = {}
+    with BoxReader(folder.path, folder.catalogue) as reader:
+        for key in folder.catalogue.objects:
+            if key.startswith(start):
+                values[key[len(start) :]] = reader.read_object(key)
+        for key, tensor in folder.catalogue.tensors.items():
+            if key.startswith(start):
+                target = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+                reader.read_box(key, target, (0,) * len(tensor.shape))
+                values[key[len(start) :]] = target
+    of_place: dict[str, State] = {}
+    for key, value in values.items():
+        place, _, option = key.rpartition(".")
+        of_place.setdefault(place, {})[option] = value
+    if all(place.isdecimal() and "params" in group for place, group in of_place.items()):
+        return [group for _, group in sorted(of_place.items(), key=lambda one: int(one[0]))], {}
+    return [], {name_in_module(name): group for name, group in of_place.items()}
+
+
+def request_for(
+    stored: StoredState, optimizers: Sequence[Optimizer], names: Mapping[torch.Tensor, str], folder: CheckpointFolder
+) -> dict[str, State]:
+    """Entries for the tensors to load, by parameter name and field.
+
+    Args:
+        stored: result of `find_state`.
+        optimizers: optimizers of torch.
+        names: names of the parameters.
+        folder: opened checkpoint.
+    """
+    wanted: dict[str, State] = {}
+    for optimizer in optimizers:
+        casts = type(optimizer).__module__.startswith("torch.optim.")
+        for param in _params_of([optimizer]):
+            fields, own = stored.keys.get(names[param], {}), optimizer.state.get(param, {})
+            if fields:
+                wanted[names[param]] = {
+                    field: _target(folder, key, param, own.get(field), casts=casts and field != "step")
+                    for field, key in fields.items()
+                }
+    return wanted
+
+
+def _target(folder: CheckpointFolder, key: str, param: Any, own: Any, *, casts: bool) -> Any:
+    """Entry for a tensor of the state of a parameter, in the memory of the old state if there is one."""
+    tensor = folder.catalogue.tensors[key]
+    is_like_param = tensor.shape == tuple(param.shape) and len(tensor.shape) > 0
+    # torch's own optimizers need the type of the parameter.
+    are_floats = tensor.dtype.is_floating_point and param.is_floating_point()
+    dtype = param.dtype if casts and is_like_param and are_floats else tensor.dtype
+    if is_like_param and is_divided(param):
+        value = own if _can_be_filled(own, param, dtype) else None
+        if value is None:
+            value = _divided_like(param, torch.empty_like(param.detach()._local_tensor, dtype=dtype))
+        return parts_to_load(divided_tensor(value, key), value)
+    local = param.detach()._local_tensor if is_divided(param) else param
+    data = torch.empty(tensor.shape, dtype=dtype, device=local.device if is_like_param else "cpu")
+    if is_like_param and _can_be_filled(own, param, dtype):
+        data = own
+    zeros = (0,) * len(tensor.shape)
+    return ShardedTensor(key, data, dtype, tensor.shape, tensor.shape, zeros, None)
+
+
+def _can_be_filled(own: Any, param: Any, dtype: torch.dtype) -> bool:
+    """True for a tensor of a state that lies as its parameter does, and has a type."""
+    if not torch.is_tensor(own) or own.dtype != dtype or own.shape != param.shape:
+        return False
+    if is_divided(own) != is_divided(param) or own.device != param.device:
+        return False
+    value: Any = own
+    return not is_divided(own) or (value.device_mesh, value.placements) == (param.device_mesh, param.placements)
+
+
+def read_objects(
+    stored: StoredState, names: Collection[str], folder: CheckpointFolder, num_ranks: int
+) -> dict[str, State]:
+    """Reads the values of states that are objects, by parameter name and field.
+
+    Args:
+        stored: result of `find_state`.
+        names: names of the parameters.
+        folder: opened checkpoint.
+        num_ranks: number of ranks.
+
+    Raises:
+        CheckpointError: an object belongs to a rank, and was saved on another number of ranks.
+    """
+    with BoxReader(folder.path, folder.catalogue) as reader:
+        return {
+            name: {field: reader.read_object(_require_same_ranks(key, num_ranks)) for field, key in fields.items()}
+            for name, fields in stored.objects.items()
+            if name in names
+        }
+
+
+def _require_same_ranks(unique_key: str, num_ranks: int) -> str:
+    _, is_of_rank, place = unique_key.partition("/shard_")
+    saved = place.rpartition("_")[2]
+    if is_of_rank and saved != str(num_ranks):
+        raise CheckpointError(
+            f"{unique_key}: must be loaded on {saved} ranks, as it was saved, since each has a value of its own, but "
+            f"there are {num_ranks}"
+        )
+    return unique_key
+
+
+def load_state(
+    optimizers: Sequence[Optimizer],
+    names: Mapping[torch.Tensor, str],
+    stored: StoredState,
+    values: Mapping[str, State],
+    options: Options,
+) -> None:
+    """Gives optimizers what was loaded.
+
+    Args:
+        optimizers: optimizers of torch.
+        names: names of the parameters.
+        stored: result of `find_state`.
+        values: loaded tensors and objects, by parameter name and field.
+        options: whose options the parameter groups are to have.
+    """
+    empty = iter(stored.empty_groups)
+    for number, optimizer in enumerate(optimizers):
+        groups, states, first = [], {}, 0
+        for group in optimizer.param_groups:
+            members = [names[param] for param in group["params"]]
+            found = _options_for(members, stored) if members else next(empty, {})
+            numbers = list(range(first, first + len(members)))
+            first += len(members)
+            groups.append(_with_options(group, found if options == "checkpoint" else {}) | {"params": numbers})
+            for place, name in zip(numbers, members, strict=True):
+                fields = {**stored.plain.get(name, {}), **values.get(name, {})}
+                if fields:
+                    states[place] = {field: _as_saved(value, name, field, stored) for field, value in fields.items()}
+        others = stored.others.get(str(number), {})
+        optimizer.load_state_dict({**copy.deepcopy(others), "state": states, "param_groups": groups})
+        is_of_torch = type(optimizer).__module__.startswith("torch.optim.")
+        if not is_of_torch and type(optimizer).load_state_dict is Optimizer.load_state_dict:
+            _restore(optimizer, states)
+        place_steps(optimizer)
+    _tell_differences(optimizers, names, stored)
+
+
+def _options_for(members: Sequence[str], stored: StoredState) -> State:
+    """Stored options of a group: those of most of its members."""
+    found = [stored.options[name] for name in members if name in stored.options]
+    return max(found, key=lambda one: sum(other is one or other == one for other in found)) if found else {}
+
+
+def _with_options(group: Mapping[str, Any], options: Mapping[str, Any]) -> State:
+    """A parameter group with stored options, in tensors where the program has tensors."""
+    new = {key: value for key, value in group.items() if key != "params"}
+    for key, value in options.items():
+        if key in _OF_PROGRAM:
+            continue
+        own = group.get(key)
+        new[key] = copy.deepcopy(value)
+        if isinstance(own, torch.Tensor):
+            new[key] = torch.as_tensor(value, dtype=own.dtype, device=own.device).clone()
+    return new
+
+
+def _as_saved(value: Any, name: str, field: str, stored: StoredState) -> Any:
+    """A value as the optimizer had it, which may have been this rank's part of a `DTensor`."""
+    return value._local_tensor if field in stored.local.get(name, ()) and is_divided(value) else value
+
+
+def _restore(optimizer: Optimizer, states: Mapping[int, State]) -> None:
+    """Gives states back what torch has cast to the type of their parameter, and texts, which it takes for lists."""
+    for place, param in enumerate(_params_of([optimizer])):
+        own = optimizer.state.get(param, {})
+        for field, value in states.get(place, {}).items():
+            if isinstance(value, torch.Tensor) and torch.is_tensor(own.get(field)):
+                own[field] = value.to(own[field].device)
+            elif field in own:
+                own[field] = value
+
+
+def _tell_differences(optimizers: Sequence[Optimizer], names: Mapping[torch.Tensor, str], stored: StoredState) -> None:
+    """Logs what found no place, and which parameters begin anew."""
+    trained = [names[param] for param in _params_of(optimizers) if param.requires_grad]
+    known = {*stored.keys, *stored.objects, *stored.plain}
+    unused = sorted(known - {names[param] for param in _params_of(optimizers)})
+    missing = [name for name in trained if name not in known]
+    if unused:
+        logger.warning(
+            "state of the optimizer: that of %s is stored, but the optimizer does not have %s",
+            _brief(unused),
+            "it" if len(unused) == 1 else "them",
+        )
+    if missing and known:
+        logger.warning("state of the optimizer: none is stored for %s, which begin anew", _brief(missing))
+
+
+def _brief(names: Sequence[str]) -> str:
+    more = len(names) - 3
+    return ", ".join(names[:3]) + (f" and {number_of(more, 'other')}" if more > 0 else "")

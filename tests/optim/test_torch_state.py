@@ -1,0 +1,209 @@
+"""Models and torch's optimizers that are not divided: saved with `sharded_state`, loaded by name."""
+
+import copy
+import itertools
+import logging
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict
+
+import trackbed
+from trackbed.comm import SOLO, run_ranks
+from trackbed.errors import CheckpointError
+from trackbed.optim import load_sharded_state, sharded_state
+
+KINDS = {
+    "AdamW": lambda groups: torch.optim.AdamW(groups, lr=0.01),
+    "AdamW amsgrad": lambda groups: torch.optim.AdamW(groups, lr=torch.tensor(0.01), amsgrad=True, fused=True),
+    "Adafactor": lambda groups: torch.optim.Adafactor(groups),
+    "SGD without momentum": lambda groups: torch.optim.SGD(groups, lr=0.1),
+    "NAdam": lambda groups: torch.optim.NAdam(groups),
+}
+
+
+def new_model(seed, sizes=(4, 6, 3)):
+    torch.manual_seed(seed)
+    return nn.Sequential(*(nn.Linear(*pair) for pair in itertools.pairwise(sizes)))
+
+
+def step(model, optimizer):
+    model(torch.ones(2, 4)).square().sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def same(one, other):
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, torch.as_tensor(other))
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return one == other
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_any_optimizer_of_torch_goes_on_where_it_was(kind, tmp_path):
+    model = new_model(1)
+    optimizer = KINDS[kind](model.parameters())
+    for _ in range(3):
+        step(model, optimizer)
+
+    def run(group):
+        trackbed.save({**sharded_state(model, optimizer, group=group), "step": 3}, tmp_path / "saved", group=group)
+
+    run_ranks(2, run)
+    loaded = new_model(2)
+    theirs = KINDS[kind](loaded.parameters())
+    assert load_sharded_state(tmp_path / "saved", loaded, theirs, group=SOLO) == {"step": 3}
+    assert same(loaded.state_dict(), model.state_dict())
+    assert same(theirs.state_dict(), optimizer.state_dict())
+    for _ in range(2):
+        step(model, optimizer)
+        step(loaded, theirs)
+    assert same(loaded.state_dict(), model.state_dict())
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
+def test_names_are_those_of_torch_and_its_reader_finds_them(tmp_path):
+    model = new_model(1)
+    optimizer = torch.optim.AdamW(model.parameters())
+    step(model, optimizer)
+    trackbed.save(sharded_state(model, optimizer, group=SOLO), tmp_path / "saved", group=SOLO)
+    msd, osd = copy.deepcopy(get_state_dict(model, optimizer))
+    found = {"model": {name: torch.zeros_like(value) for name, value in msd.items()}}
+    found["optimizer"] = {
+        "state": {
+            name: {field: torch.zeros_like(value) for field, value in fields.items()}
+            for name, fields in osd["state"].items()
+        }
+    }
+    dcp.load(found, checkpoint_id=tmp_path / "saved", no_dist=True)
+    assert same(found["model"], dict(msd))
+    assert same(found["optimizer"]["state"], osd["state"])
+
+
+def saved(folder, model, optimizer):
+    step(model, optimizer)
+    trackbed.save(sharded_state(model, optimizer, group=SOLO), folder, group=SOLO)
+
+
+def test_groups_are_matched_by_their_members(tmp_path):
+    model = new_model(1)
+    params = list(model.parameters())
+    optimizer = torch.optim.SGD(
+        [{"params": params[:3], "lr": 0.1}, {"params": params[3:], "lr": 0.2}, {"params": [], "lr": 0.3}], momentum=0.9
+    )
+    saved(tmp_path / "saved", model, optimizer)
+    other = new_model(2)
+    params = list(other.parameters())
+    groups = [{"params": []}, {"params": params[3:]}, {"params": params[1:3]}, {"params": params[:1]}]
+    theirs = torch.optim.SGD(groups, lr=1.0, momentum=0.5)
+    load_sharded_state(tmp_path / "saved", other, theirs, group=SOLO)
+    assert [group["lr"] for group in theirs.param_groups] == [0.3, 0.2, 0.1, 0.1]
+    assert {group["momentum"] for group in theirs.param_groups} == {0.9}
+    pairs = zip(model.parameters(), other.parameters(), strict=True)
+    assert all(torch.equal(optimizer.state[a]["momentum_buffer"], theirs.state[b]["momentum_buffer"]) for a, b in pairs)
+
+
+def test_options_of_the_program_stay_on_request(tmp_path):
+    model = new_model(1)
+    saved(tmp_path / "saved", model, torch.optim.AdamW(model.parameters(), lr=0.5, foreach=True))
+    for options, rate in (("program", 0.1), ("checkpoint", 0.5)):
+        other = new_model(2)
+        theirs = torch.optim.AdamW(other.parameters(), lr=0.1, fused=True)
+        load_sharded_state(tmp_path / "saved", other, theirs, options=options, group=SOLO)
+        group = theirs.param_groups[0]
+        assert (group["lr"], group["fused"], group["foreach"]) == (rate, True, None)
+        assert len(theirs.state) == 4
+    with pytest.raises(CheckpointError, match="options: must be 'checkpoint' or 'program', found 'mine'"):
+        load_sharded_state(tmp_path / "saved", other, theirs, options="mine", group=SOLO)
+
+
+def test_added_and_removed_parameters_are_told(tmp_path, caplog):
+    model = new_model(1)
+    model[0].bias.requires_grad_(requires_grad=False)
+    saved(tmp_path / "saved", model, torch.optim.AdamW([param for param in model.parameters() if param.requires_grad]))
+    other = new_model(2)
+    theirs = torch.optim.AdamW([other[0].weight, other[0].bias, other[1].weight])
+    with caplog.at_level(logging.WARNING, logger="trackbed"):
+        load_sharded_state(tmp_path / "saved", other, theirs, group=SOLO)
+    assert "that of 1.bias is stored, but the optimizer does not have it" in caplog.text
+    assert "none is stored for 0.bias, which begin anew" in caplog.text
+    assert len(theirs.state) == 2
+
+
+def test_several_models_and_optimizers_are_one_state(tmp_path):
+    def new(seed):
+        model = new_model(seed, (4, 5, 6, 4))
+        parts = [nn.Sequential(), nn.Sequential()]
+        for number, layer in enumerate(model):
+            parts[number % 2].add_module(f"layer{number}", layer)
+        return (
+            model,
+            parts,
+            [torch.optim.AdamW(parts[0].parameters()), torch.optim.SGD(parts[1].parameters(), 0.1, 0.9)],
+        )
+
+    model, parts, optimizers = new(1)
+    for optimizer in optimizers:
+        step(model, optimizer)
+    trackbed.save(sharded_state(parts, optimizers, group=SOLO), tmp_path / "saved", group=SOLO)
+    other, others, theirs = new(2)
+    load_sharded_state(tmp_path / "saved", others, theirs, group=SOLO)
+    assert same(other.state_dict(), model.state_dict())
+    assert all(same(one.state_dict(), two.state_dict()) for one, two in zip(theirs, optimizers, strict=True))
+    with pytest.raises(CheckpointError, match="the modules of a list must have different names, but two have 0"):
+        sharded_state([new_model(1), new_model(1)], group=SOLO)
+
+
+def test_a_model_on_the_meta_device_is_refused_with_advice(tmp_path):
+    trackbed.save(sharded_state(new_model(1), group=SOLO), tmp_path / "saved", group=SOLO)
+    with torch.device("meta"):
+        model = new_model(1)
+    for call in (
+        lambda: sharded_state(model, group=SOLO),
+        lambda: load_sharded_state(tmp_path / "saved", model, group=SOLO),
+    ):
+        with pytest.raises(CheckpointError, match=r"0\.weight must have memory, .* meta device: call model.to_empty"):
+            call(model, group=SOLO)
+
+
+def test_types_that_torchs_optimizer_needs_are_cast_on_request(tmp_path):
+    model = new_model(1).double()
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(2, 4, dtype=torch.float64)).sum().backward()
+    optimizer.step()
+    trackbed.save(sharded_state(model, optimizer, group=SOLO), tmp_path / "saved", group=SOLO)
+    other = new_model(2)
+    theirs = torch.optim.AdamW(other.parameters())
+    with pytest.raises(CheckpointError, match="pass allow_cast=True to round them"):
+        load_sharded_state(tmp_path / "saved", other, theirs, group=SOLO)
+    assert not theirs.state
+    load_sharded_state(tmp_path / "saved", other, theirs, allow_cast=True, group=SOLO)
+    assert theirs.state[other[0].weight]["exp_avg"].dtype == torch.float32
+    step(other, theirs)
+
+
+def test_other_states_of_optimizers_are_told_apart(tmp_path):
+    model = new_model(1)
+    optimizer = torch.optim.AdamW(model.parameters())
+    plain = {**sharded_state(model, group=SOLO), "optimizer": optimizer.state_dict()}
+    trackbed.save(plain, tmp_path / "plain", group=SOLO)
+    with pytest.raises(CheckpointError, match="found a plain value: leave the optimizer out here"):
+        load_sharded_state(tmp_path / "plain", model, optimizer, group=SOLO)
+    assert "optimizer" in load_sharded_state(tmp_path / "plain", model, group=SOLO)
+    trackbed.save(sharded_state(model, group=SOLO), tmp_path / "none", group=SOLO)
+    with pytest.raises(CheckpointError, match=r"must have a state of the optimizer, but has no optimizer\.\* keys"):
+        load_sharded_state(tmp_path / "none", model, optimizer, group=SOLO)
+    wrapper = trackbed.DistributedDataParallel(
+        model, trackbed.DistributedDataParallelConfig(use_distributed_optimizer=True), process_group=SOLO
+    )
+    own = trackbed.DataParallelOptimizer(torch.optim.AdamW(model.parameters()), wrapper)
+    trackbed.save(sharded_state(wrapper, own), tmp_path / "own", group=SOLO)
+    with pytest.raises(CheckpointError, match="has one of a DataParallelOptimizer: load it into one"):
+        load_sharded_state(tmp_path / "own", model, optimizer, group=SOLO)
