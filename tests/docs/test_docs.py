@@ -4,6 +4,7 @@ import doctest
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import textwrap
@@ -270,6 +271,31 @@ def test_the_recipes_for_other_trainers_run(first_hour, number):
     )
     assert found.returncode == 0, found.stderr
     assert found.stdout.strip().endswith(("24", "8", "}]", "True"))
+
+
+@pytest.mark.dist
+def test_the_program_for_fsdp2_is_killed_and_goes_on_on_another_number_of_ranks(first_hour):
+    program = (ROOT / "examples" / "fsdp2.py").read_text()
+    (shown,) = snippets("python", (ROOT / "docs" / "how-to" / "use-fsdp2.md").read_text())
+    assert program.endswith(shown)
+    assert len(shown.splitlines()) <= 50
+    (first_hour / "fsdp2.py").write_text(program)
+    command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    with subprocess.Popen(
+        [*command, "fsdp2.py"],
+        cwd=first_hour,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    ) as ranks:
+        assert next(line for line in ranks.stdout if "step 10" in line)
+        os.killpg(ranks.pid, signal.SIGKILL)
+    saved = sorted(path.name for path in (first_hour / "checkpoints-fsdp2").glob("step-*"))
+    assert saved[:1] == ["step-0000010"]
+    assert not torchrun(first_hour, "fsdp2.py", 1).startswith("step 10")
+    assert trackbed.load(first_hour / "checkpoints-fsdp2" / "step-0000030")["step"] == 30
 
 
 @pytest.mark.dist

@@ -19,7 +19,14 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from trackbed import load_sharded_state, save, sharded_state
+from trackbed import (
+    DataParallelOptimizer,
+    DistributedDataParallel,
+    DistributedDataParallelConfig,
+    load_sharded_state,
+    save,
+    sharded_state,
+)
 from trackbed.comm import SOLO
 from trackbed.errors import CheckpointError
 
@@ -228,6 +235,41 @@ def check_loads(kind, mesh):
     dist.barrier()
 
 
+def check_own(mesh):
+    """What a DataParallelOptimizer has saved is loaded into a divided model, and the reverse."""
+
+    def own(seed):
+        model = new_model(seed)
+        config = DistributedDataParallelConfig(use_distributed_optimizer=True, bucket_size=50)
+        wrapper = DistributedDataParallel(model, config)
+        return wrapper, DataParallelOptimizer(KINDS["AdamW fused"](groups_of(model)), wrapper)
+
+    path = FOLDER / "own"
+    if not path.exists():
+        dist.barrier()
+        wrapper, optimizer = own(1)
+        train(wrapper, optimizer, schedule_of(optimizer.optimizer), range(BEFORE))
+        save(sharded_state(wrapper, optimizer), path)
+    else:
+        wrapper, optimizer = own(2)
+        load_sharded_state(path, wrapper, optimizer)
+    states = optimizer.full_state_dict()["state"]
+    model, torchs = new("AdamW fused", mesh, 3)
+    load_sharded_state(path, model, torchs)
+    names = dict(model.named_parameters())
+    assert states
+    for name, fields in states.items():
+        assert all(torch.equal(whole(torchs.state[names[name]][field]), value) for field, value in fields.items())
+    assert torch.equal(whole(model.embedding.weight.detach()), wrapper.module.embedding.weight)
+    if dist.get_world_size() == torch.load(FOLDER / "AdamW fused.pt", weights_only=True)[2]:
+        wrapper, optimizer = own(4)
+        load_sharded_state(FOLDER / "AdamW fused", wrapper, optimizer)
+        expected, _, _ = torch.load(FOLDER / "AdamW fused.pt", weights_only=True)
+        for name, fields in optimizer.full_state_dict()["state"].items():
+            assert all(torch.equal(expected[f"{name}/{field}"], value) for field, value in fields.items())
+    dist.barrier()
+
+
 def main():
     dist.init_process_group("gloo")
     size = dist.get_world_size()
@@ -239,6 +281,8 @@ def main():
             start(kind, meshes[0])
         for mesh in meshes:
             check_loads(kind, mesh)
+    for mesh in meshes:
+        check_own(mesh)
     print(json.dumps(list(KINDS)))
     dist.destroy_process_group()
 

@@ -6,7 +6,12 @@ import pytest
 import torch
 from torch import nn
 
-from trackbed import DataParallelOptimizer, DistributedDataParallel, DistributedDataParallelConfig
+from trackbed import (
+    DataParallelOptimizer,
+    DistributedDataParallel,
+    DistributedDataParallelConfig,
+    load_sharded_state,
+)
 from trackbed.comm import SOLO, run_ranks
 from trackbed.errors import ArgumentError
 
@@ -100,3 +105,33 @@ def test_a_damaged_state_of_one_rank_is_refused_and_nothing_is_loaded(change, te
     with pytest.raises(ArgumentError, match=f"^state of the optimizer: .*{text}"):
         optimizer.load_state_dict({**GOLDEN["float32, one"]["of a rank"], **change})
     assert_same(optimizer.state_dict()["state"], before["state"])
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_a_checkpoint_with_one_dimensional_tensors_is_loaded(size):
+    folder = Path(__file__).parent / "golden" / "one-dimensional"
+    expected = torch.load(folder.with_suffix(".pt"), weights_only=True)
+
+    def run(group):
+        module = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2)).bfloat16()
+        config = DistributedDataParallelConfig(use_distributed_optimizer=True, bucket_size=10)
+        model = DistributedDataParallel(module, config, process_group=group)
+        optimizer = DataParallelOptimizer(torch.optim.AdamW(module.parameters()), model)
+        assert load_sharded_state(folder, model, optimizer) == {"step": 1}
+        found, whole = optimizer.full_state_dict()["state"], expected["optimizer"]["state"]
+        assert found.keys() == whole.keys()
+        for name, fields in whole.items():
+            assert all(torch.equal(found[name][field], value) for field, value in fields.items())
+        assert all(torch.equal(value, model.state_dict()[name]) for name, value in expected["model"].items())
+
+    run_ranks(size, run)
+
+
+def test_one_dimensional_tensors_are_loaded_into_an_optimizer_of_torch():
+    folder = Path(__file__).parent / "golden" / "one-dimensional"
+    expected = torch.load(folder.with_suffix(".pt"), weights_only=True)["optimizer"]["state"]
+    module = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2))
+    optimizer = torch.optim.AdamW(module.parameters())
+    load_sharded_state(folder, module, optimizer, group=SOLO)
+    for name, param in module.named_parameters():
+        assert all(torch.equal(optimizer.state[param][field], expected[name][field]) for field in ("step", "exp_avg"))

@@ -101,9 +101,11 @@ def test_each_rank_writes_its_part_of_the_optimizer(tmp_path):
         wrapper, optimizer = wrap(group, case_of())
         run_steps(wrapper, optimizer, case_of(), 0, 1)
         state = sharded_state(wrapper, optimizer)
-        averages = [one["exp_avg"].data for one in state["optimizer"]["state"].values() if "exp_avg" in one]
-        own = {value.data_ptr() for one in optimizer.optimizer.state.values() for value in one.values()}
-        assert {average.data_ptr() for average in averages} <= own
+        states = [one["exp_avg"] for one in state["optimizer"]["state"].values() if "exp_avg" in one]
+        averages = [entry.data for boxes in states for entry in boxes.values()]
+        states = optimizer.optimizer.state.values()
+        own = {value.untyped_storage().data_ptr() for one in states for value in one.values()}
+        assert {average.untyped_storage().data_ptr() for average in averages} <= own
         return sum(average.numel() for average in averages)
 
     counts = run_ranks(2, run)
@@ -114,11 +116,11 @@ def test_each_rank_writes_its_part_of_the_optimizer(tmp_path):
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_torch_reads_it(tmp_path):
     wanted = started(tmp_path / "saved", 2, case_of())
-    found = {"model.first.weight": torch.empty(50, 24), "optimizer.state.exp_avg.first.weight": torch.empty(50 * 24)}
+    found = {"model.first.weight": torch.empty(50, 24), "optimizer.state.exp_avg.first.weight": torch.empty(50, 24)}
     dcp.load(found, checkpoint_id=tmp_path / "saved", no_dist=True)
     assert torch.equal(found["model.first.weight"], wanted["model"]["first.weight"])
     average = wanted["optimizer"]["state"]["first.weight"]["exp_avg"]
-    assert torch.equal(found["optimizer.state.exp_avg.first.weight"], average.flatten())
+    assert torch.equal(found["optimizer.state.exp_avg.first.weight"], average)
 
 
 class Mixed(nn.Module):
@@ -242,9 +244,7 @@ def test_the_model_alone_and_a_module_without_a_wrapper(tmp_path):
     wrapper, optimizer = wrapped(SOLO, Mixed())
     assert load_sharded_state(tmp_path / "saved", wrapper, group=SOLO) == {"epoch": 3}
     assert same(dict(module.state_dict()), dict(wrapper.state_dict()))
-    with pytest.raises(
-        CheckpointError, match="must have a state of the optimizer that sharded_state saved, found none"
-    ):
+    with pytest.raises(CheckpointError, match=r"must have a state of the optimizer, but has no optimizer\.\* keys"):
         load_sharded_state(tmp_path / "saved", wrapper, optimizer, group=SOLO)
     full = {"model": module.state_dict(), "optimizer": optimizer.full_state_dict()}
     trackbed.save(full, tmp_path / "full", group=SOLO)
@@ -252,10 +252,6 @@ def test_the_model_alone_and_a_module_without_a_wrapper(tmp_path):
         CheckpointError, match=r"full: must be a checkpoint of sharded_state, .* trackbed.open_checkpoint reads them"
     ):
         load_sharded_state(tmp_path / "full", wrapper, optimizer, group=SOLO)
-    half = {**sharded_state(module), "optimizer": optimizer.full_state_dict()}
-    trackbed.save(half, tmp_path / "half", group=SOLO)
-    with pytest.raises(CheckpointError, match=r"sharded_state saved, found of dict: read another with trackbed.load"):
-        load_sharded_state(tmp_path / "half", wrapper, optimizer, group=SOLO)
 
 
 def small(*sizes):

@@ -165,12 +165,13 @@ def test_a_model_on_the_meta_device_is_refused_with_advice(tmp_path):
     trackbed.save(sharded_state(new_model(1), group=SOLO), tmp_path / "saved", group=SOLO)
     with torch.device("meta"):
         model = new_model(1)
-    for call in (
+    calls = [
         lambda: sharded_state(model, group=SOLO),
         lambda: load_sharded_state(tmp_path / "saved", model, group=SOLO),
-    ):
+    ]
+    for call in calls:
         with pytest.raises(CheckpointError, match=r"0\.weight must have memory, .* meta device: call model.to_empty"):
-            call(model, group=SOLO)
+            call()
 
 
 def test_types_that_torchs_optimizer_needs_are_cast_on_request(tmp_path):
@@ -200,10 +201,50 @@ def test_other_states_of_optimizers_are_told_apart(tmp_path):
     trackbed.save(sharded_state(model, group=SOLO), tmp_path / "none", group=SOLO)
     with pytest.raises(CheckpointError, match=r"must have a state of the optimizer, but has no optimizer\.\* keys"):
         load_sharded_state(tmp_path / "none", model, optimizer, group=SOLO)
-    wrapper = trackbed.DistributedDataParallel(
-        model, trackbed.DistributedDataParallelConfig(use_distributed_optimizer=True), process_group=SOLO
-    )
-    own = trackbed.DataParallelOptimizer(torch.optim.AdamW(model.parameters()), wrapper)
-    trackbed.save(sharded_state(wrapper, own), tmp_path / "own", group=SOLO)
-    with pytest.raises(CheckpointError, match="has one of a DataParallelOptimizer: load it into one"):
-        load_sharded_state(tmp_path / "own", model, optimizer, group=SOLO)
+
+
+CONFIG = trackbed.DistributedDataParallelConfig(use_distributed_optimizer=True, bucket_size=20)
+
+
+def wrapped(group, seed):
+    model = new_model(seed)
+    wrapper = trackbed.DistributedDataParallel(model, CONFIG, process_group=group)
+    return wrapper, trackbed.DataParallelOptimizer(torch.optim.AdamW(model.parameters(), lr=0.01), wrapper)
+
+
+@pytest.mark.parametrize("key_order", ["megatron", "torch"])
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_states_move_between_trackbeds_optimizer_and_torchs(size, key_order, tmp_path):
+    model = new_model(1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    step(model, optimizer)
+    trackbed.save({**sharded_state(model, optimizer, group=SOLO), "step": 1}, tmp_path / "torch", group=SOLO)
+
+    def run(group):
+        wrapper, own = wrapped(group, 2)
+        assert load_sharded_state(tmp_path / "torch", wrapper, own) == {"step": 1}
+        assert same(wrapper.state_dict(), model.state_dict())
+        trackbed.save(sharded_state(wrapper, own, key_order=key_order), tmp_path / "own", group=group)
+        return own.full_state_dict()["state"]
+
+    states = run_ranks(size, run)[0]
+    names = dict(model.named_parameters())
+    assert same(states, {name: optimizer.state[param] for name, param in names.items()})
+    stored = trackbed.open_checkpoint(tmp_path / "own")
+    key = f"exp_avg.{'0.weight'}" if key_order == "megatron" else f"{'0.weight'}.exp_avg"
+    assert torch.equal(stored[f"optimizer.state.{key}"][:], optimizer.state[model[0].weight]["exp_avg"])
+    other = new_model(3)
+    theirs = torch.optim.AdamW(other.parameters(), lr=1.0)
+    load_sharded_state(tmp_path / "own", other, theirs, group=SOLO)
+    assert same(theirs.state_dict()["state"], optimizer.state_dict()["state"])
+    assert theirs.param_groups[0]["lr"] == 0.01
+
+
+def test_a_complete_state_as_a_plain_value_is_loaded_too(tmp_path):
+    wrapper, own = wrapped(SOLO, 1)
+    wrapper(torch.ones(2, 4)).square().sum().backward()
+    own.step()
+    trackbed.save({**sharded_state(wrapper), "optimizer": own.full_state_dict()}, tmp_path / "full", group=SOLO)
+    other, theirs = wrapped(SOLO, 2)
+    load_sharded_state(tmp_path / "full", other, theirs)
+    assert same(theirs.full_state_dict()["state"], own.full_state_dict()["state"])

@@ -1,6 +1,7 @@
 """Sharded checkpoints: written by all ranks, committed whole or not at all, loaded in any layout."""
 
 from trackbed.checkpoint.damage import find_damage
+from trackbed.checkpoint.io.box_parts import boxes
 from trackbed.checkpoint.load import DifferingKeys, differing_keys, load
 from trackbed.checkpoint.open import Checkpoint, TensorReader, latest_checkpoint, open_checkpoint
 from trackbed.checkpoint.save import save
@@ -15,6 +16,7 @@ __all__ = [
     "ShardedTensor",
     "ShardedTensorFactory",
     "TensorReader",
+    "boxes",
     "differing_keys",
     "find_damage",
     "latest_checkpoint",

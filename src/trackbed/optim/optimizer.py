@@ -117,6 +117,8 @@ class DataParallelOptimizer:
         _check_known(optimizers, names)
         pieces_of_params = pieces_of(engine)
         group_names = [[names[param] for param in group["params"]] for group in self._torchs.groups]
+        self.group_names = group_names
+        """Names of the parameters of each parameter group, of the whole model."""
         self._names_of = {
             of_experts: [
                 [name for name in group if is_expert(self._params[name]) == of_experts] for group in group_names

@@ -1,14 +1,13 @@
 """State of a model and its optimizer that all ranks write together, and any number of ranks can load.
 
-Tensors of the model have the key `model.NAME`, those of the optimizer `optimizer.state.KEY.NAME`, as in Megatron Core's
-checkpoints: `optimizer.state.exp_avg.decoder.weight`. The latter are one-dimensional, with the elements of their
-parameter in order, since each rank has a range of these elements. All else is in the common state, in the format of
-`DataParallelOptimizer.split_state_dict`.
+Tensors of the model have the key `model.NAME`. Those of torch's optimizers (`torch_state`) have the keys of torch,
+`optimizer.state.NAME.KEY`; those of a `DataParallelOptimizer` (`own_state`) have Megatron Core's,
+`optimizer.state.exp_avg.decoder.weight`. All have the shapes of their parameters. All else is in the common state.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, TypeAlias, TypeGuard
+from typing import Any, Final, TypeAlias
 
 import torch
 from torch.nn.parameter import is_lazy
@@ -28,9 +27,11 @@ from trackbed.grads import DistributedDataParallel
 from trackbed.grads.model_agreement import GroupOfRanks, is_dense
 from trackbed.grads.parameter_set import name_in_module
 from trackbed.optim.optimizer import DataParallelOptimizer
-from trackbed.optim.state_parts import StatePart
+from trackbed.optim.own_state import has_parts, state_of_own, stored_state_of_own, wanted_parts
 from trackbed.optim.torch_state import (
+    KEY_ORDERS,
     OPTIONS,
+    KeyOrder,
     Options,
     check_optimizers,
     find_state,
@@ -47,7 +48,12 @@ _PARTS: Final = "parts"
 
 
 def sharded_state(
-    model: Models, optimizer: Optimizers | None = None, *, group: Ranks = None, prefix: str = ""
+    model: Models,
+    optimizer: Optimizers | None = None,
+    *,
+    group: Ranks = None,
+    prefix: str = "",
+    key_order: KeyOrder = "megatron",
 ) -> dict[str, Any]:
     """Collective over the ranks: returns the state of a model and its optimizer, for a save by all ranks together.
 
@@ -68,6 +74,8 @@ def sharded_state(
             wrapper, for another module those of `torch.distributed`, or this process alone.
         prefix: text before all keys, such as "generator.", so that several models fit into one checkpoint:
             `{**sharded_state(one, prefix="generator."), **sharded_state(other, prefix="average.")}`.
+        key_order: keys of the tensors of a `DataParallelOptimizer`: `optimizer.state.KEY.NAME` as "megatron" has them,
+            or `optimizer.state.NAME.KEY` as "torch" does. `load_sharded_state` reads both.
 
     Returns:
         State with the keys "model", and "optimizer" if there is one, after the prefix.
@@ -81,7 +89,9 @@ def sharded_state(
     models = _models_of(model)
     with meet("sharded_state", _ranks_of(models, group)) as meeting:
         _check(models, optimizer, prefix)
-        meeting.group.agree("sharded_state", _arguments(optimizer, prefix))
+        if key_order not in KEY_ORDERS:
+            raise ArgumentError(f"key_order: must be 'megatron' or 'torch', found {key_order!r}")
+        meeting.group.agree("sharded_state", f"{_arguments(optimizer, prefix)}, keys as {key_order} has them")
         states = _entries(models, meeting.rank, prefix)
         lazy = [name for name, value in states.items() if is_lazy(value)]
         if lazy:
@@ -91,27 +101,16 @@ def sharded_state(
             # `save` stores plain tensors beside DTensors as tensors, those of the first rank that has them.
             states = {name: value.data if isinstance(value, ShardedTensor) else value for name, value in states.items()}
         elif meeting.rank > 0:
-            names = _names_of_parameters(models)
-            states = {name: value for name, value in states.items() if name in names}
+            parameters = _names_of_parameters(models)
+            states = {name: value for name, value in states.items() if name in parameters}
         state = {f"{prefix}model": states}
         if isinstance(optimizer, DataParallelOptimizer):
-            state[f"{prefix}optimizer"] = _state_of_own(optimizer, meeting.rank, prefix)
+            state[f"{prefix}optimizer"] = state_of_own(optimizer, meeting.rank, prefix, key_order)
         elif optimizer is not None:
             optimizers, params = _optimizers_of(optimizer), _names_by_parameter(models)
             found = state_of(optimizers, params, meeting, prefix)
             state[f"{prefix}optimizer"] = found if divides else _with_entries(found, meeting.rank, prefix)
         return state
-
-
-def _state_of_own(optimizer: DataParallelOptimizer, rank: int, prefix: str) -> dict[str, Any]:
-    """Collective over the ranks: state of a `DataParallelOptimizer`, with entries for this rank's parts."""
-    common, parts = optimizer.split_state_dict()
-    is_sharded = optimizer.model.engine.config.use_distributed_optimizer
-    params = _named_parameters(optimizer)
-    for part in parts:
-        entry = _part_of_tensor(part, params[part.name].numel(), 0 if is_sharded else rank, prefix)
-        common["state"].setdefault(part.name, {})[part.key] = entry
-    return common
 
 
 def _with_entries(state: dict[str, Any], rank: int, prefix: str) -> dict[str, Any]:
@@ -184,9 +183,10 @@ def load_sharded_state(
             extra, wanted = _request_for_model(models, opened, common, meeting.rank, prefix, allow_cast=allow_cast)
             load_optimizer: Callable[[], None] | None = None
             if isinstance(optimizer, DataParallelOptimizer):
-                saved = _saved_optimizer(common, folder, f"{prefix}optimizer")
-                parts = {_PARTS: _wanted_parts(saved, optimizer, meeting.rank, prefix)}
-                request = check_parts(parts, opened, rename=_stored_keys(opened.catalogue), allow_cast=allow_cast)
+                saved = stored_state_of_own(optimizer, opened, common, prefix, meeting.rank)
+                keys = _stored_keys(opened.catalogue)
+                parts = {_PARTS: wanted_parts(saved, optimizer, keys, opened, prefix)}
+                request = check_parts(parts, opened, rename=keys, allow_cast=allow_cast)
                 found = request.read({"state": {}, **saved}, meeting)
                 load_optimizer = optimizer.check_split_state_dict(found, found.pop(_PARTS, {}), allow_cast=allow_cast)
             elif optimizer is not None:
@@ -218,7 +218,7 @@ def load_sharded_state(
         ) from error
     if optimizer is not None:
         common.pop(f"{prefix}optimizer", None)
-    return {key: value for key, value in common.items() if not _has_parts(value)}
+    return {key: value for key, value in common.items() if not has_parts(value)}
 
 
 def _loader_of_torchs(
@@ -408,11 +408,6 @@ def _names_by_parameter(models: Iterable[torch.nn.Module]) -> dict[torch.Tensor,
     return {param: name_in_module(name) for model in models for name, param in _inner(model).named_parameters()}
 
 
-def _named_parameters(optimizer: DataParallelOptimizer) -> dict[str, torch.nn.Parameter]:
-    """Parameters of an optimizer's model, by their names in the module."""
-    return {name_in_module(name): param for name, param in optimizer.model.module.named_parameters()}
-
-
 def _whole_tensor(key: str, value: torch.Tensor, rank: int) -> ShardedTensor:
     """Entry of a tensor that all ranks have."""
     if is_part(value):
@@ -422,69 +417,6 @@ def _whole_tensor(key: str, value: torch.Tensor, rank: int) -> ShardedTensor:
         )
     shape = tuple(value.shape)
     return ShardedTensor(key, value.detach(), value.dtype, shape, shape, (0,) * len(shape), (1,) * len(shape), rank)
-
-
-def _part_of_tensor(part: StatePart, numel: int, replica_id: int, prefix: str) -> ShardedTensor:
-    """Entry of this rank's part of a tensor of the optimizer."""
-    key = _optimizer_key(part.name, part.key, prefix)
-    return _range_of(key, part.value.reshape(-1), part.value.dtype, part.span or (0, 0), numel, replica_id)
-
-
-def _optimizer_key(name: str, key: str, prefix: str) -> str:
-    """Key of a tensor of the optimizer."""
-    return f"{prefix}optimizer.state.{key}.{name}"
-
-
-def _range_of(
-    key: str, data: torch.Tensor | None, dtype: torch.dtype, span: tuple[int, int], numel: int, replica_id: int
-) -> ShardedTensor:
-    start, stop = span
-    return ShardedTensor(key, data, dtype, (stop - start,), (numel,), (start,), None, replica_id)
-
-
-def _saved_optimizer(common: Mapping[str, Any], folder: str | Path, name: str) -> Mapping[str, Any]:
-    """State of the optimizer in the common state of a checkpoint."""
-    saved = common.get(name)
-    if not _has_parts(saved):
-        found = f"of {type(saved).__name__}" if name in common else "none"
-        where = "" if name == "optimizer" else f" as {name!r}"
-        raise CheckpointError(
-            f"{folder}: must have a state of the optimizer that sharded_state saved{where}, found {found}: read "
-            "another with trackbed.load, such as the state_dict() of torch's optimizer, give it to "
-            "load_state_dict(), and leave the optimizer out here"
-        )
-    return saved
-
-
-def _has_parts(state: Any) -> TypeGuard[Mapping[str, Any]]:
-    """True for the state of an optimizer whose tensors `sharded_state` has saved apart."""
-    return isinstance(state, Mapping) and isinstance(state.get("divided"), Mapping)
-
-
-def _wanted_parts(
-    saved: Mapping[str, Any], optimizer: DataParallelOptimizer, rank: int, prefix: str
-) -> dict[str, dict[str, ShardedTensor]]:
-    """Entries of the tensors that this rank needs: ranges of updated tensors, and frozen tensors as a whole."""
-    params = _named_parameters(optimizer)
-    trained, spans = set(optimizer.model.engine.params), optimizer.spans()
-    is_sharded = optimizer.model.engine.config.use_distributed_optimizer
-    entries: dict[str, dict[str, ShardedTensor]] = {}
-    for saved_name, types in saved["divided"].items():
-        name = name_in_module(saved_name)
-        if name not in params or (params[name] in trained and name not in spans):
-            continue
-        if not isinstance(types, Mapping):
-            raise CheckpointError(
-                f"state of the optimizer: must have a dictionary for {name} under 'divided', found {types!r}"
-            )
-        numel = params[name].numel()
-        span = spans.get(name, (0, numel))
-        replica_id = 0 if is_sharded and name in spans else rank
-        entries[name] = {
-            key: _range_of(_optimizer_key(name, key, prefix), None, _type_of(dtype), span, numel, replica_id)
-            for key, dtype in types.items()
-        }
-    return entries
 
 
 def _wanted_tensors(
@@ -559,13 +491,6 @@ def _stored_objects(catalogue: Catalogue, entries: Mapping[str, Any], prefix: st
 def _is_extra_state(name: str) -> bool:
     """True for the name of what a module's `get_extra_state` returns."""
     return name.rpartition(".")[2] == "_extra_state"
-
-
-def _type_of(name: object) -> torch.dtype:
-    found = getattr(torch, name, None) if isinstance(name, str) else None
-    if not isinstance(found, torch.dtype):
-        raise CheckpointError(f"state of the optimizer: must name types of torch under 'divided', found {name!r}")
-    return found
 
 
 def _check_keys(folder: str | Path, stored: set[str], plain: Any, entries: Mapping[str, Any], prefix: str) -> None:

@@ -7,20 +7,21 @@ shape of the parameter, is whole on every rank; any other belongs to its rank, a
 
 import copy
 import logging
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias, get_args
 
 import torch
 from torch.optim import Optimizer
 
-from trackbed.checkpoint import ShardedObject, ShardedTensor
+from trackbed.checkpoint import ShardedObject, ShardedTensor, ShardedTensorFactory
 from trackbed.checkpoint.folder import CheckpointFolder
 from trackbed.checkpoint.io.boxes import BoxReader
 from trackbed.checkpoint.ranks import Meeting
 from trackbed.checkpoint.state.divided_tensors import divided_tensor, is_divided, parts_to_load
 from trackbed.errors import ArgumentError, CheckpointError
 from trackbed.grads.parameter_set import name_in_module
+from trackbed.optim.state_parts import MAIN
 from trackbed.optim.torch_optimizers import place_steps
 from trackbed.plural import number_of
 
@@ -29,11 +30,32 @@ logger = logging.getLogger(__name__)
 Options: TypeAlias = Literal["checkpoint", "program"]
 """Whose options parameter groups have after a load."""
 OPTIONS: Final = get_args(Options)
+KeyOrder: TypeAlias = Literal["megatron", "torch"]
+"""Order of the keys of an optimizer's tensors: `optimizer.state.KEY.NAME`, or `optimizer.state.NAME.KEY`."""
+KEY_ORDERS: Final = get_args(KeyOrder)
 _OF_PROGRAM: Final = ("foreach", "fused", "capturable", "differentiable")
 """Options that say how the program computes, and are never those of a checkpoint."""
 _NAMES: Final = ("params", "param_names")
 _PART, _WHOLE = "part", "whole"
 State = dict[str, Any]
+
+
+def optimizer_key(name: str, field: str, prefix: str, order: KeyOrder) -> str:
+    """Key of a tensor of an optimizer.
+
+    Args:
+        name: name of the parameter.
+        field: key in its state.
+        prefix: text before the keys.
+        order: order of the key.
+    """
+    return f"{prefix}optimizer.state." + (f"{field}.{name}" if order == "megatron" else f"{name}.{field}")
+
+
+def stored_key(name: str, field: str, prefix: str, stored: Container[str]) -> str:
+    """Key under which a tensor of an optimizer is stored, in either order."""
+    keys = [optimizer_key(name, field, prefix, order) for order in KEY_ORDERS]
+    return next((key for key in keys if key in stored), keys[0])
 
 
 def check_optimizers(optimizers: Sequence[Any], names: Mapping[torch.Tensor, str]) -> None:
@@ -93,10 +115,7 @@ def state_of(
             if key in param_of and state
         }
         groups += [
-            {
-                **{key: copy.deepcopy(value) for key, value in group.items() if key not in _NAMES},
-                "params": [names[param_of[number]] for number in group["params"]],
-            }
+            {**copy.deepcopy(without_names(group)), "params": [names[param_of[number]] for number in group["params"]]}
             for group in saved["param_groups"]
         ]
         rest = {key: value for key, value in saved.items() if key not in ("state", "param_groups")}
@@ -186,16 +205,24 @@ def find_state(folder: CheckpointFolder, common: Mapping[str, Any], prefix: str,
         rank: number of this rank, whose objects are found.
 
     Raises:
-        CheckpointError: there is none, or one that `DataParallelOptimizer` has saved.
+        CheckpointError: there is none.
     """
     start, catalogue = f"{prefix}optimizer.", folder.catalogue
     saved = common.get(f"{prefix}optimizer", {})
-    if isinstance(saved, Mapping) and "divided" in saved:
-        raise CheckpointError(
-            f"{folder.path}: must have a state of torch's optimizers, but has one of a DataParallelOptimizer: load it "
-            "into one, and give its full_state_dict() to torch's load_state_dict()"
-        )
-    keys, objects = _by_name(catalogue.tensors, f"{start}state."), _by_name(catalogue.objects, f"{start}state.", rank)
+    objects = _by_name(catalogue.objects, f"{start}state.", rank)
+    if isinstance(saved, Mapping) and isinstance(saved.get("divided"), Mapping):
+        # That of a DataParallelOptimizer, whose keys may have another order.
+        clean = {name_in_module(key): key for key in catalogue.tensors} | {key: key for key in catalogue.tensors}
+        keys = {
+            name_in_module(name): {
+                field: clean.get(key := stored_key(name_in_module(name), field, prefix, clean), key)
+                for field in types
+                if field != MAIN
+            }
+            for name, types in saved["divided"].items()
+        }
+    else:
+        keys = _by_name(catalogue.tensors, f"{start}state.")
     if isinstance(saved, Mapping) and "param_groups" in saved:
         groups, more = list(saved["param_groups"]), dict[str, State]()
         if any(isinstance(name, int) for group in groups for name in group["params"]):
@@ -208,21 +235,22 @@ def find_state(folder: CheckpointFolder, common: Mapping[str, Any], prefix: str,
         groups, more = _groups_of_dcp(folder, f"{start}param_groups.")
     if not (keys or objects or groups or more):
         raise CheckpointError(f"{folder.path}: must have a state of the optimizer, but has no {start}* keys")
-    options = {
-        name_in_module(name): {key: value for key, value in group.items() if key not in _NAMES}
-        for group in groups
-        for name in group["params"]
-    }
+    options = {name_in_module(name): without_names(group) for group in groups for name in group["params"]}
     plain = saved.get("state", {}) if isinstance(saved, Mapping) else {}
     return StoredState(
         keys,
         objects,
         {name_in_module(name): dict(state) for name, state in plain.items()},
         options | more,
-        [{key: value for key, value in group.items() if key not in _NAMES} for group in groups if not group["params"]],
+        [without_names(group) for group in groups if not group["params"]],
         saved.get("local", {}) if isinstance(saved, Mapping) else {},
         saved.get("others", {}) if isinstance(saved, Mapping) else {},
     )
+
+
+def without_names(group: Mapping[str, Any]) -> State:
+    """Options of a parameter group."""
+    return {key: value for key, value in group.items() if key not in _NAMES}
 
 
 def _by_name(stored: Iterable[str], start: str, rank: int | None = None) -> dict[str, dict[str, str]]:
@@ -290,21 +318,33 @@ def request_for(
 
 def _target(folder: CheckpointFolder, key: str, param: Any, own: Any, *, casts: bool) -> Any:
     """Entry for a tensor of the state of a parameter, in the memory of the old state if there is one."""
-    tensor = folder.catalogue.tensors[key]
+    tensor = folder.catalogue.tensors.get(key)
+    if tensor is None:
+        raise CheckpointError(f"{key}: must be a tensor of the checkpoint, but is not there")
+    is_flat = tensor.shape == (param.numel(),) and param.dim() != 1
+    if is_flat and is_divided(param):
+        raise CheckpointError(
+            f"{key}: must have the shape {tuple(param.shape)} of its parameter to be loaded into a DTensor, but has "
+            f"{tensor.shape}, as an older Trackbed stored it: load it into a DataParallelOptimizer, and save it again"
+        )
     is_like_param = tensor.shape == tuple(param.shape) and len(tensor.shape) > 0
     # torch's own optimizers need the type of the parameter.
     are_floats = tensor.dtype.is_floating_point and param.is_floating_point()
-    dtype = param.dtype if casts and is_like_param and are_floats else tensor.dtype
+    dtype = param.dtype if casts and (is_like_param or is_flat) and are_floats else tensor.dtype
     if is_like_param and is_divided(param):
         value = own if _can_be_filled(own, param, dtype) else None
         if value is None:
             value = _divided_like(param, torch.empty_like(param.detach()._local_tensor, dtype=dtype))
         return parts_to_load(divided_tensor(value, key), value)
     local = param.detach()._local_tensor if is_divided(param) else param
-    data = torch.empty(tensor.shape, dtype=dtype, device=local.device if is_like_param else "cpu")
+    data = torch.empty(tensor.shape, dtype=dtype, device=local.device if is_like_param or is_flat else "cpu")
     if is_like_param and _can_be_filled(own, param, dtype):
         data = own
     zeros = (0,) * len(tensor.shape)
+    if is_flat:
+        whole = data.view(param.shape)
+        entry = ShardedTensor(key, data, dtype, tensor.shape, tensor.shape, zeros, None)
+        return ShardedTensorFactory(key, data, lambda *_: entry, lambda _: whole)
     return ShardedTensor(key, data, dtype, tensor.shape, tensor.shape, zeros, None)
 
 
@@ -372,7 +412,7 @@ def load_state(
         groups, states, first = [], {}, 0
         for group in optimizer.param_groups:
             members = [names[param] for param in group["params"]]
-            found = _options_for(members, stored) if members else next(empty, {})
+            found = options_of_groups(members, stored) if members else next(empty, {})
             numbers = list(range(first, first + len(members)))
             first += len(members)
             groups.append(_with_options(group, found if options == "checkpoint" else {}) | {"params": numbers})
@@ -389,7 +429,7 @@ def load_state(
     _tell_differences(optimizers, names, stored)
 
 
-def _options_for(members: Sequence[str], stored: StoredState) -> State:
+def options_of_groups(members: Sequence[str], stored: StoredState) -> State:
     """Stored options of a group: those of most of its members."""
     found = [stored.options[name] for name in members if name in stored.options]
     return max(found, key=lambda one: sum(other is one or other == one for other in found)) if found else {}

@@ -69,6 +69,42 @@ def _below(index: Numbers, shape: Numbers, first: Numbers, end: Numbers, element
         yield Slab(index, low, high, start + low * row, (high - low) * row)
 
 
+def boxes(shape: Numbers, start: int, stop: int) -> list[tuple[Numbers, Numbers]]:
+    """Returns the boxes of a tensor that have a range of its elements in row-major order, in that order.
+
+    Args:
+        shape: shape of the tensor, D axes.
+        start: first element of the range.
+        stop: element after its last one.
+
+    Returns:
+        First element and shape of each; at most `max(1, 2 * D - 1)` boxes, and none for an empty range.
+
+    >>> boxes((3, 4), 2, 9)
+    [((0, 2), (1, 2)), ((1, 0), (1, 4)), ((2, 0), (1, 1))]
+    """
+    if start >= stop:
+        return []
+    if not shape:
+        return [((), ())]
+    row = prod(shape[1:])
+    (first, low), (last, high) = divmod(start, row), divmod(stop, row)
+    if first == last:
+        return _in_row(first, shape, low, high)
+    found = []
+    if low:
+        found += _in_row(first, shape, low, row)
+        first += 1
+    if first < last:
+        found.append(((first, *(0,) * len(shape[1:])), (last - first, *shape[1:])))
+    return found + (_in_row(last, shape, 0, high) if high else [])
+
+
+def _in_row(place: int, shape: Numbers, start: int, stop: int) -> list[tuple[Numbers, Numbers]]:
+    """Boxes of a range of elements at one place of the first axis."""
+    return [((place, *first), (1, *size)) for first, size in boxes(shape[1:], start, stop)]
+
+
 def cut_box(first: Numbers, shape: Numbers, element_bytes: int, max_bytes: int) -> Iterator[tuple[Numbers, Numbers]]:
     """Yields first element and shape of boxes of some size that together have all elements of a box.
 
