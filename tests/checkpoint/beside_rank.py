@@ -10,9 +10,9 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from trackbed import load, open_checkpoint, save
+from trackbed import load, load_sharded_state, open_checkpoint, save, sharded_state
 from trackbed.errors import CheckpointError
 
 
@@ -151,7 +151,154 @@ def objects(folder, mesh):
     assert load({"app": {"other": counter}}, folder, strict="ignore")["step"] == 2
 
 
+def one_key_twice(folder, mesh):
+    divided = distribute_tensor(torch.arange(6.0), mesh, [Shard(0)])
+    for state in (
+        {"w": divided, "a.b": torch.ones(2), "a": {"b": torch.zeros(2)}},
+        {"w": divided, 0: torch.ones(2), "0": torch.zeros(3)},
+        {"w.x": divided, "w": {"x": distribute_tensor(torch.ones(6), mesh, [Replicate()])}},
+    ):
+        text = error_of(lambda state=state: save(state, folder))
+        assert "each tensor must have a path of its own in the state" in text, text
+    assert not folder.exists()
+
+
+class Versioned(nn.Linear):
+    """Layer whose weights of the first version were half as large."""
+
+    _version = 2
+
+    def _load_from_state_dict(self, state_dict, prefix, local_metadata, *others):
+        if local_metadata.get("version") != 2:
+            state_dict[f"{prefix}weight"] = state_dict[f"{prefix}weight"] * 2
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *others)
+
+
+def versions(folder, mesh):
+    """A module's migration runs for weights of an earlier version alone."""
+    divided = distribute_tensor(torch.arange(6.0), mesh, [Shard(0)])
+    plain, sharded = Versioned(4, 4), nn.Sequential(Versioned(4, 4))
+    with torch.no_grad():
+        plain.weight.fill_(1.0)
+        sharded[0].weight.fill_(1.0)
+    fully_shard(sharded, mesh=mesh)
+    save({"w": divided, "plain": plain, "sharded": sharded}, folder / "new")
+    save({"w": divided, "plain": dict(plain.state_dict())}, folder / "without")
+    old = plain.state_dict()
+    old._metadata[""] = {"version": 1}
+    save({"w": divided, "plain": old}, folder / "old")
+    for name, value in (("new", 1.0), ("without", 1.0), ("old", 2.0)):
+        with torch.no_grad():
+            plain.weight.fill_(7.0)
+        load({"plain": plain}, folder / name)
+        assert float(plain.weight.detach().mean()) == value, (name, plain.weight)
+    load({"sharded": sharded}, folder / "new")
+    assert float(sharded[0].weight.full_tensor().detach().mean()) == 1.0
+    save(sharded_state(sharded), folder / "model")
+    load_sharded_state(folder / "model", sharded)
+    assert float(sharded[0].weight.full_tensor().detach().mean()) == 1.0
+
+
+def tied_on_one_rank(folder, mesh):
+    """A plain tensor that is another one on rank 1 alone keeps its own value."""
+    rank = dist.get_rank()
+    step = torch.tensor(float(rank))
+    state = {"w": distribute_tensor(torch.arange(6.0), mesh, [Shard(0)]), "step": step}
+    save(state | ({"best": step} if rank == 1 else {}), folder)
+    stored = open_checkpoint(folder)
+    assert [float(stored[key][...]) for key in ("step", "best")] == [0.0, 1.0]
+
+
+def order_of_keys(folder, mesh):
+    """All ranks find the keys in the same order, also where one has an empty part."""
+    state = {
+        "model": {
+            name: distribute_tensor(torch.arange(float(size)), mesh, [Shard(0)])
+            for name, size in (("c", 1), ("a", 4), ("b", 1))
+        }
+    }
+    save(state, folder)
+    loaded = load(state, folder)
+    assert list(loaded["model"]) == ["c", "a", "b"]
+    assert loaded["model"]["a"].full_tensor().tolist() == [0.0, 1.0, 2.0, 3.0]
+
+
+def lists(folder, mesh):
+    """DTensors in lists: with empty parts, of other meshes, and some of them not stored."""
+    rank = dist.get_rank()
+    stages = [DeviceMesh("cpu", [stage]) for stage in range(2)]
+    own = DTensor.from_local(torch.full((2,), float(rank)), stages[rank], [Shard(0)], run_check=False)
+    state = {
+        "l": [distribute_tensor(torch.arange(float(size)), mesh, [Shard(0)]) for size in (4, 1)],
+        "layers": [{"w": distribute_tensor(torch.ones(4), mesh, [Shard(0)]), "b": torch.ones(2)} for _ in range(2)],
+        "stages": [own],
+    }
+    save({**state, "stages": [own] if rank == 0 else []}, folder)
+    found = load({**state, "stages": [own] if rank == 0 else []}, folder)
+    assert found["l"][1] is state["l"][1]
+    assert found["layers"][1]["w"] is state["layers"][1]["w"]
+    more = distribute_tensor(torch.full((4,), -1.0), mesh, [Shard(0)])
+    unstored = distribute_tensor(torch.full((9,), -1.0), mesh, [Shard(0)])
+    found = load({"m": [unstored], "l": [more, state["l"][1], unstored]}, folder, strict="ignore")
+    assert "m" not in found
+    assert (found["l"][0] is more, found["l"][1] is state["l"][1], len(found["l"])) == (True, True, 2)
+    assert more.full_tensor().tolist() == [0.0, 1.0, 2.0, 3.0]
+
+
+def kinds_that_differ(folder, mesh):
+    """A plain value on rank 0 and a tensor on rank 1 would be stored in one place."""
+    rank = dist.get_rank()
+    divided = distribute_tensor(torch.arange(6.0), mesh, [Shard(0)])
+    for other, words in (
+        (5, "x: must be a tensor on all ranks that have it, but is a plain value of int on rank 0"),
+        ({"y": 5}, "x: must be a tensor on all ranks that have it, but is a plain value of dict"),
+    ):
+        text = error_of(lambda other=other: save({"w": divided, "x": torch.ones(3) if rank else other}, folder))
+        assert words in text, text
+
+
+def large_tensors_of_later_ranks(folder, mesh):
+    """What rank 0 does not have is that of the first rank that has it."""
+    rank = dist.get_rank()
+    divided = distribute_tensor(torch.arange(6.0), mesh, [Shard(0)])
+    save({"w": divided, **({"rope": torch.arange(20_000.0)} if rank else {})}, folder)
+    assert open_checkpoint(folder)["rope"][19_999] == 19_999
+
+
+def what_nobody_asks_for(folder, mesh):
+    """Plain tensors come back unasked; what an object does not ask for is told."""
+
+    class Lazy:
+        mean = None
+
+        def state_dict(self):
+            return {} if self.mean is None else {"mean": self.mean, "count": 5}
+
+        def load_state_dict(self, state):
+            self.mean = state["mean"]
+
+    lazy = Lazy()
+    lazy.mean = torch.ones(3)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    model(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+    save({"model": model, "optimizer": optimizer, "lazy": lazy, "rng": torch.get_rng_state(), "none": None}, folder)
+    fresh = Lazy()
+    found = load({"lazy": fresh}, folder)
+    assert torch.equal(fresh.mean, torch.ones(3))
+    assert torch.equal(found["rng"], torch.get_rng_state())
+    assert torch.equal(load(folder)["rng"], torch.get_rng_state())
+    assert "rng" in load_sharded_state(folder, model)
+    del optimizer.state[model[0].weight]
+    text = error_of(lambda: load({"optimizer": optimizer}, folder))
+    assert "optimizer.state.0.momentum_buffer: must be asked for by the object whose state it is" in text, text
+
+
 SCENARIOS = [plain_tensors, one_rank_without, tied, two_meshes, one_rank_lacks_it, objects]
+SCENARIOS += [one_key_twice, versions, tied_on_one_rank, order_of_keys, lists, kinds_that_differ]
+SCENARIOS += [large_tensors_of_later_ranks, what_nobody_asks_for]
 
 
 def main():

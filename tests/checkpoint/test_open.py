@@ -103,7 +103,7 @@ def test_damage_of_what_torch_saves_is_found(tmp_path):
     file.write_bytes(content)
     (text,) = find_damage(path)
     assert text.startswith(f"{file.name}: w: the checksum of ")
-    with pytest.raises(CheckpointError, match=f"^{file.name}: w: the checksum"):
+    with pytest.raises(CheckpointError, match=f"{file.name}: w: the checksum"):
         open_checkpoint(path)["w"][:3]
 
 

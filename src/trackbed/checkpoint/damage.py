@@ -40,7 +40,8 @@ def find_damage(folder: str | Path, progress: Callable[[int], None] = lambda _: 
         except CheckpointError as error:
             yield str(error)
     try:
-        opened.load_common()
+        if not opened.is_plain:  # the values of others are objects, which are read below
+            opened.load_common()
     except CheckpointError as error:
         yield str(error)
     with BoxReader(path, opened.catalogue) as reader:

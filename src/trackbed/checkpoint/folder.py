@@ -6,13 +6,14 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 import orjson
+import torch
 
 from trackbed.checkpoint.format.catalogue import EMPTY, Catalogue
 from trackbed.checkpoint.format.config_file import CONFIG_NAME, maybe_load_config
@@ -32,6 +33,8 @@ from trackbed.files.stores.address import is_address, lost_address_hint
 logger = logging.getLogger(__name__)
 
 COMMON_NAME: Final = "common.pt"
+PLAIN_TENSORS: Final = "trackbed.plain_tensors"
+"""Key in the common state of the paths of plain tensors that are stored as tensors, by their keys."""
 _DATA_FILE: Final = re.compile(r".*__\d+_\d+\.distcp")
 _OWN_NAMES: Final = (CONFIG_NAME, DCP_METADATA, SIDE_NAME, COMMON_NAME, "integrity.json")
 """Names of files of a checkpoint besides those with items; the last may have been written by Megatron Core 0.19."""
@@ -69,14 +72,68 @@ class CheckpointFolder:
         """Tells a checkpoint that is damaged from one that has been replaced since it was opened, in errors."""
         return naming_replacement(self.path, self.side)
 
-    def load_common(self) -> dict[str, Any]:
-        """Loads the state that is not sharded.
+    def load_common(self, is_left_out: Callable[[str], bool] = lambda _: False) -> dict[str, Any]:
+        """Loads the state that is not sharded: plain values, and plain tensors that are stored as tensors.
+
+        Args:
+            is_left_out: true for keys of tensors that are not wanted.
 
         Raises:
             CheckpointError: it is damaged, or has classes that are not allowed.
         """
         with self.naming_replacement():
-            return self._load_common()
+            common = self._load_common()
+            if self.is_plain:
+                return self._load_values_of_torch(is_left_out)
+            paths = common.pop(PLAIN_TENSORS, {})
+            wanted = {key: path for key, path in paths.items() if not is_left_out(key)}
+            with BoxReader(self.path, self.catalogue) as reader:
+                for key, path in wanted.items():
+                    put(common, tuple(path), self._read_whole(reader, key))
+            return common
+
+    def load_values(self, asked: Container[str]) -> tuple[dict[str, Any], set[str]]:
+        """Loads the state that is not sharded, without tensors and objects that are asked for.
+
+        Returns:
+            The state, and the keys of the plain tensors in it that are stored as tensors, and of objects.
+        """
+        returned = set[str]()
+
+        def is_left_out(key: str) -> bool:
+            if key not in asked:
+                returned.add(key)
+            return key in asked
+
+        return self.load_common(is_left_out), returned
+
+    def _load_values_of_torch(self, is_left_out: Callable[[str], bool]) -> dict[str, Any]:
+        """Objects that torch has saved, and tensors in lists, nested as they were."""
+        common: dict[str, Any] = {}
+        paths = self.catalogue.paths
+        with BoxReader(self.path, self.catalogue) as reader:
+            for key in self.catalogue.objects:
+                if is_left_out(key):
+                    continue
+                try:
+                    value = reader.read_object(key)
+                except CheckpointError as error:  # of classes that are not allowed, which nobody may want
+                    logger.warning("%s: an object of the checkpoint is left out: %s", self.path, error)
+                    continue
+                put(common, paths.get(key, (key,)), value)
+            for key in self.catalogue.tensors:
+                path = paths.get(key, ())
+                if any(isinstance(part, int) for part in path) and not is_left_out(key):
+                    put(common, path, self._read_whole(reader, key))
+        return {key: _with_lists(value) for key, value in common.items()}
+
+    def _read_whole(self, reader: BoxReader, key: str) -> torch.Tensor:
+        stored = self.catalogue.tensors.get(key)
+        if stored is None:
+            raise CheckpointError(f"{key}: must be a tensor of the checkpoint, but is not there")
+        value = torch.empty(stored.shape, dtype=stored.dtype, device="cpu")
+        reader.read_box(key, value, (0,) * len(stored.shape))
+        return value
 
     def _load_common(self) -> dict[str, Any]:
         content = maybe_read_file(self.path, COMMON_NAME)
@@ -107,6 +164,25 @@ class CheckpointFolder:
             raise CheckpointError(
                 f"{name}: must be the file that {SIDE_NAME} describes, but is damaged, or of another save"
             )
+
+
+def put(state: dict[Any, Any], path: tuple[Any, ...], value: Any) -> None:
+    """Puts a value at a path of nested dictionaries, which are made as needed."""
+    *above, last = path
+    for key in above:
+        state = state.setdefault(key, {})
+        if not isinstance(state, dict):
+            raise CheckpointError(f"{'.'.join(map(str, path))}: must lie in dictionaries, but {key!r} is none")
+    state[last] = value
+
+
+def _with_lists(value: Any) -> Any:
+    """Nested dictionaries with lists in the places of those whose keys are positions."""
+    if type(value) is not dict:
+        return value
+    below = {key: _with_lists(one) for key, one in value.items()}
+    is_list = below and all(isinstance(key, int) for key in below) and sorted(below) == list(range(len(below)))
+    return [below[number] for number in range(len(below))] if is_list else below
 
 
 def _dictionary(found: Any, where: str) -> dict[str, Any]:
@@ -195,20 +271,24 @@ def open_for_all(path: Path, meeting: Meeting) -> CheckpointFolder:
     opened, content = None, b""
     if meeting.rank == 0:
         opened = _open_whole(path)
-        content = orjson.dumps([opened.side and opened.side.save_id, opened.is_plain])
+        paths = list(opened.catalogue.paths.items())
+        content = orjson.dumps([opened.side and opened.side.save_id, opened.is_plain, paths])
         if opened.side is None:
             content += b"\n" + SideFile("", {}, opened.all_items).encode()
     content = meeting.broadcast(content)
     if opened is not None:
         return opened
     head, _, catalogue_text = content.partition(b"\n")
-    save_id, is_plain = orjson.loads(head)
+    save_id, is_plain, paths = orjson.loads(head)
     if save_id is None:
         if not (path / DCP_METADATA).exists():
             raise CheckpointError(
                 f"{path}: must be a folder on a file system that all ranks share, but this rank does not see it"
             )
-        return _without_side(path, SideFile.decode(catalogue_text).catalogue, is_plain=is_plain)
+        catalogue = replace(
+            SideFile.decode(catalogue_text).catalogue, paths={key: tuple(place) for key, place in paths}
+        )
+        return _without_side(path, catalogue, is_plain=is_plain)
     opened = open_folder(path)
     # Another job may replace the checkpoint after rank 0 has looked and before this rank does. Without the comparison
     # each would load a part of its own save.
@@ -376,7 +456,7 @@ def read_side(path: Path) -> SideFile | None:
 
 @contextmanager
 def naming_replacement(path: Path, side: SideFile | None) -> Iterator[None]:
-    """Tells a checkpoint that is damaged from one that has been replaced or removed since it was opened.
+    """Tells a checkpoint that is damaged, whose folder it names, from one that has been replaced or removed since.
 
     Args:
         path: folder of the checkpoint.
@@ -388,7 +468,9 @@ def naming_replacement(path: Path, side: SideFile | None) -> Iterator[None]:
         # After the error, not before the read: the folder can be replaced between a look and a read.
         found = None if side is None else _replacement(path, side)
         if found is None:
-            raise
+            if str(path) in str(error) or type(error) is not CheckpointError:
+                raise
+            raise CheckpointError(f"{path}: {error}") from error
         raise CheckpointError(
             f"{path}: must be the checkpoint that was opened, but has been {found} since: open it again"
         ) from error

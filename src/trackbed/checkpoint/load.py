@@ -1,7 +1,7 @@
 """Loads a checkpoint with all ranks; tensors of other types only where no value changes."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import compress
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args, overload
 
 import numpy as np
+import orjson
 import torch
 
 from trackbed.checkpoint.folder import CheckpointFolder, local_folder, open_for_all
@@ -20,9 +21,15 @@ from trackbed.checkpoint.plan.exchange import Exchange, exchange_parts, must_exc
 from trackbed.checkpoint.plan.shard_table import gather_table, has_elements, tabulate
 from trackbed.checkpoint.plan.validate import cover_once, require_distinct, require_valid
 from trackbed.checkpoint.ranks import Meeting, Observer, Phases, Ranks, meet
-from trackbed.checkpoint.state.describe import StateToLoad, describe_request, take_states
-from trackbed.checkpoint.state.divided_tensors import PartOfDivided
-from trackbed.checkpoint.state.objects_with_state import give_states
+from trackbed.checkpoint.state.describe import (
+    StateToLoad,
+    describe_request,
+    has_divided,
+    put_in_order,
+    take_states,
+)
+from trackbed.checkpoint.state.divided_tensors import PartOfDivided, key_of
+from trackbed.checkpoint.state.objects_with_state import OwnState, give_states
 from trackbed.checkpoint.state.sharded_object import ShardedObject
 from trackbed.checkpoint.state.sharded_tensor import ShardedTensor
 from trackbed.errors import ArgumentError, CheckpointError
@@ -128,7 +135,7 @@ def load(
             request_state, owners = take_states(state)
             request = describe_request(request_state, fills_plain=True)
             opened = open_for_all(local_folder(folder), meeting)
-            request, shards = _without_plain_values(request, opened.catalogue, rename)
+            request, shards, others = _without_plain_values(request, opened.catalogue, rename)
             # The parts of DTensors cover them by their placements.
             own = [shard for shard in shards if not isinstance(shard, PartOfDivided)]
             table, _ = gather_table(meeting, tabulate(own, meeting.rank))
@@ -148,16 +155,22 @@ def load(
             if not allow_parts:
                 require_distinct(shards, request.places, meeting.rank)
                 require_valid(table, "load parts with allow_parts=True")
-            common = opened.load_common()
+            asked = {shard.unique_key if isinstance(shard, ShardedObject) else shard.key for shard in shards}
+            common, returned = opened.load_values(asked)
+            _check_plain_values(others, common, opened.path, strict)
+            _check_all_asked_for(owners, asked | returned, opened.catalogue, meeting, strict)
             # So that no tensor is filled where another rank refuses its own.
             meeting.group.barrier()
-            if not shards and opened.catalogue.tensors and meeting.rank == 0:
-                tensors = number_of(len(opened.catalogue.tensors), "sharded tensor")
+            left = opened.catalogue.tensors.keys() - returned
+            if not shards and left and meeting.rank == 0:
+                tensors = number_of(len(left), "sharded tensor")
                 logger.warning("%s: none of its %s is asked for; open_checkpoint reads them, too", opened.path, tensors)
         with phases("read"), opened.naming_replacement():
             values = load_shards(shards, opened, meeting, exchange=exchange)
         with phases("merge"):
             loaded = request.fill(common, values)
+            if has_divided(request_state):
+                put_in_order(loaded, request_state)
             give_states(loaded, owners, may_lack=strict != "raise")
             return loaded
 
@@ -228,10 +241,12 @@ def differing_keys(
     """
     with meet("differing_keys", group) as meeting:
         request = describe_request(take_states(state)[0], fills_plain=True)
-        catalogue = open_for_all(local_folder(folder), meeting).catalogue
-        _, shards = _without_plain_values(request, catalogue, rename)
+        opened = open_for_all(local_folder(folder), meeting)
+        catalogue = opened.catalogue
+        _, shards, others = _without_plain_values(request, catalogue, rename)
         table, _ = gather_table(meeting, tabulate(shards, meeting.rank))
-        return DifferingKeys(_stored_keys(catalogue) - set(table.keys), _not_stored(shards, catalogue))
+        lacking = {one.key for one in others if not _has(opened.load_common(), one.path)} if others else set()
+        return DifferingKeys(_stored_keys(catalogue) - set(table.keys), _not_stored(shards, catalogue) | lacking)
 
 
 def _check_strict(strict: Any) -> None:
@@ -265,17 +280,69 @@ def _renamed(shards: Sequence[Shard], rename: Rename | None) -> list[Shard]:
 
 def _without_plain_values(
     request: StateToLoad, catalogue: Catalogue, rename: Rename | None
-) -> tuple[StateToLoad, list[Shard]]:
-    """Leaves out plain tensors that are stored as plain values. Returns the shards under their stored keys, too."""
+) -> tuple[StateToLoad, list[Shard], list[PartOfDivided]]:
+    """Leaves out plain tensors that are not stored as tensors.
+
+    Returns:
+        The request without them, its shards under their stored keys, and the plain tensors that were left out.
+    """
     shards = _renamed(request.shards, rename)
-    is_kept = [not _is_plain(shard) or shard.key in catalogue.tensors for shard in shards]
-    if all(is_kept):
-        return request, shards
-    return request.only(is_kept), list(compress(shards, is_kept))
+    others = [
+        shard
+        for shard in shards
+        if isinstance(shard, PartOfDivided) and shard.is_plain and shard.key not in catalogue.tensors
+    ]
+    if not others:
+        return request, shards, []
+    left_out = set(map(id, others))
+    is_kept = [id(shard) not in left_out for shard in shards]
+    return request.only(is_kept), list(compress(shards, is_kept)), others
 
 
-def _is_plain(shard: Shard) -> bool:
-    return isinstance(shard, PartOfDivided) and shard.is_plain
+def _check_plain_values(others: Iterable[PartOfDivided], common: dict[str, Any], path: Path, strict: Strict) -> None:
+    """Checks that plain tensors of the state that are not stored as tensors are plain values of the checkpoint."""
+    lacking = [one.key for one in others if not _has(common, one.path)]
+    if lacking and strict == "raise":
+        raise CheckpointError(
+            f"{lacking[0]}: must be a tensor or a plain value of the checkpoint, but is not there"
+            + (f", and {number_of(len(lacking) - 1, 'other')}" if len(lacking) > 1 else "")
+        )
+    if lacking and strict == "log":
+        logger.warning("%s: plain tensors of the state must be stored, but %s are not", path, lacking)
+
+
+def _check_all_asked_for(
+    owners: Sequence[OwnState], found: Container[str], catalogue: Catalogue, meeting: Meeting, strict: Strict
+) -> None:
+    """Collective over the ranks: checks that tensors in the states of objects are asked for by a rank.
+
+    An optimizer that has not stepped, for example, asks for none: it would go on with a part of its state.
+    """
+    starts = tuple(f"{key_of(owner.path)}." for owner in owners)
+    lacking = [key for key in catalogue.tensors if starts and key.startswith(starts) and key not in found]
+    if not any(meeting.group.all_gather(bool(lacking))):
+        return
+    # Stages of a pipeline ask for tensors of their own.
+    of_ranks = [set(orjson.loads(content)) for content in meeting.gather(orjson.dumps(lacking))]
+    nobodys = sorted(set.intersection(*of_ranks))
+    if nobodys and strict == "raise":
+        more = f", and {number_of(len(nobodys) - 1, 'other')}" if len(nobodys) > 1 else ""
+        raise CheckpointError(
+            f"{nobodys[0]}: must be asked for by the object whose state it is, but it has no such tensor{more}: an "
+            "optimizer has some only after a step; trackbed.sharded_state(model, optimizer) and load_sharded_state "
+            "need none"
+        )
+    if nobodys and strict == "log":
+        logger.warning("tensors of objects in the state are stored that these have not asked for: %s", nobodys)
+
+
+def _has(state: Any, path: Sequence[Any]) -> bool:
+    """True if there is a value at a path of nested dictionaries."""
+    for key in path:
+        if not isinstance(state, dict) or key not in state:
+            return False
+        state = state[key]
+    return True
 
 
 def _stored_keys(catalogue: Catalogue) -> set[str]:
@@ -293,10 +360,17 @@ def require_loadable(shard: Shard, catalogue: Catalogue, *, allow_cast: bool) ->
     Raises:
         CheckpointError: it is not stored, or in another shape or type.
     """
+    if isinstance(shard, PartOfDivided) and shard.is_elsewhere:
+        return
     if isinstance(shard, ShardedObject):
         if shard.unique_key not in catalogue.objects:
             raise CheckpointError(f"{shard.unique_key}: must be an object of the checkpoint, but is not there")
         return
+    if shard.data is not None and shard.data.is_meta:
+        raise CheckpointError(
+            f"{shard.key}: the tensor to fill must have memory, but lies on the meta device: call "
+            'to_empty(device="cpu") of its module first, or that of the GPU'
+        )
     if shard.data is not None and _overlaps_itself(shard.data):
         raise CheckpointError(f"{shard.key}: the tensor to fill must have memory for each element, but is expanded")
     stored = catalogue.tensors.get(shard.key)

@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 
-from trackbed.checkpoint.folder import COMMON_NAME, commit_checkpoint, data_name, target_folder
+from trackbed.checkpoint.folder import COMMON_NAME, PLAIN_TENSORS, commit_checkpoint, data_name, target_folder
 from trackbed.checkpoint.format.config_file import CONFIG_NAME, CheckpointingConfig
 from trackbed.checkpoint.format.dcp_metadata import DCP_METADATA, encode_metadata
 from trackbed.checkpoint.format.extents import SIDE_NAME, FileChecksum, SideFile
@@ -124,6 +124,8 @@ def _save(
             described = _described(state, divides=True)
         with phases("plan"):
             shards, objects, plan = _planned(described, meeting, divides=True)
+    if meeting.rank == 0:
+        _check_places(described.common, plan)
     partial = make_partial(folder, meeting)
     plain = {entry.key: entry.data for entry in described.divided if entry.division == UNDIVIDED}
     with digesting(described.common | plain if meeting.size > 1 else {}, meeting.poll) as plain_tensors:
@@ -136,12 +138,12 @@ def _save(
         with phases("collect"):
             own_tensors = plain_tensors()
             written_by_rank, digests = collect(meeting, written, own_tensors.digest())
-            check_plain_tensors_agree(meeting, own_tensors, digests)
+            check_plain_tensors_agree(meeting, own_tensors, digests, plan.divided.paths)
     with phases("commit"):
         if meeting.rank == 0:
             config = CheckpointingConfig("torch_dist", 1)
             contents = {
-                COMMON_NAME: torch_bytes(described.common_with(content), COMMON_NAME),
+                COMMON_NAME: torch_bytes(described.common_with(content | paths_in_common(plan)), COMMON_NAME),
                 CONFIG_NAME: config.encode(),
             }
             write_descriptions(partial, plan, written_by_rank, contents)
@@ -371,6 +373,30 @@ def shard_values(
         _value(shards[row - plan.first_row], objects.get(row - plan.first_row, b""), start, stop, axis)
         for row, start, stop, axis in _parts(plan.assignment.of_rank(rank))
     ]
+
+
+def _check_places(common: Any, plan: SavePlan) -> None:
+    """Checks that no plain value of rank 0 lies where another rank has a tensor."""
+    for key, path in plan.divided.paths.items():
+        found = common
+        for part in path:
+            if not isinstance(found, dict) or part not in found:
+                break
+            found = found[part]
+        else:
+            raise CheckpointError(
+                f"{key}: must be a tensor on all ranks that have it, but is a plain value of {type(found).__name__} on "
+                "rank 0"
+            )
+        if not isinstance(found, dict):
+            raise CheckpointError(
+                f"{key}: must lie in dictionaries on all ranks, but rank 0 has a {type(found).__name__} on its path"
+            )
+
+
+def paths_in_common(plan: SavePlan) -> dict[str, Any]:
+    """What the common state says of plain tensors that are stored as tensors."""
+    return {PLAIN_TENSORS: dict(plan.divided.paths)} if plan.divided.paths else {}
 
 
 def divided_values(entries: Sequence[DividedTensor], plan: DividedPlan, rank: int) -> list[torch.Tensor]:

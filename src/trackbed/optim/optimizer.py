@@ -11,6 +11,7 @@ from typing import Any, Final, Literal
 import numpy as np
 import torch
 
+from trackbed.checkpoint.state.objects_with_state import REFUSAL
 from trackbed.errors import ArgumentError
 from trackbed.grads import DistributedDataParallel
 from trackbed.grads.buffer import arranged_like, fills_memory
@@ -140,6 +141,9 @@ class DataParallelOptimizer:
         self._scattered = [piece for piece in self._pieces if not fills_memory(piece.main)]
         """Pieces whose memory has gaps or overlaps."""
         self._check_fused()
+        if engine.config.use_distributed_optimizer or any(piece.is_copied for piece in self._pieces):
+            for optimizer in optimizers:
+                setattr(optimizer, REFUSAL, _REFUSAL)
         self._state = OptimizerState(engine, self._torchs, self._pieces, self._copies, self._loss_scale, group_names)
         self._state.adopt({names[param]: state for param, state in before.items() if param in names}, others)
         engine.attach(self)
@@ -429,6 +433,12 @@ class DataParallelOptimizer:
                         f"{list(piece.main.shape)} with the strides {list(piece.main.stride())}: leave fused out, or "
                         "give the model a parameter without gaps and overlaps, as clone() makes them"
                     )
+
+
+_REFUSAL: Final = (
+    "its state is that of this rank's parts, or of copies of the parameters: put the DataParallelOptimizer, or "
+    "sharded_state(model, optimizer), into the state"
+)
 
 
 def _gradient_of(piece: ParamPiece, converted: Mapping[ParamPiece, torch.Tensor]) -> torch.Tensor:

@@ -5,6 +5,7 @@ Tensors of the model have the key `model.NAME`. Those of torch's optimizers (`to
 `optimizer.state.exp_avg.decoder.weight`. All have the shapes of their parameters. All else is in the common state.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -103,7 +104,7 @@ def sharded_state(
         elif meeting.rank > 0:
             parameters = _names_of_parameters(models)
             states = {name: value for name, value in states.items() if name in parameters}
-        state = {f"{prefix}model": states}
+        state: dict[str, Any] = {f"{prefix}model": _with_versions_of(models, states)}
         if isinstance(optimizer, DataParallelOptimizer):
             state[f"{prefix}optimizer"] = state_of_own(optimizer, meeting.rank, prefix, key_order)
         elif optimizer is not None:
@@ -179,7 +180,7 @@ def load_sharded_state(
                 raise ArgumentError(f"options: must be 'checkpoint' or 'program', found {options!r}")
             meeting.group.agree("load_sharded_state", _arguments(optimizer, prefix))
             opened = open_for_all(local_folder(folder), meeting)
-            common = opened.load_common()
+            common = opened.load_common(_is_of_model_or_optimizer)
             extra, wanted = _request_for_model(models, opened, common, meeting.rank, prefix, allow_cast=allow_cast)
             load_optimizer: Callable[[], None] | None = None
             if isinstance(optimizer, DataParallelOptimizer):
@@ -195,10 +196,6 @@ def load_sharded_state(
                 )
             with BoxReader(opened.path, opened.catalogue) as reader:
                 objects = {name: reader.read_object(key) for name, key in extra.items()}
-                if opened.is_plain and not prefix:
-                    starts = "model.", "optimizer."
-                    others = [key for key in opened.catalogue.objects if not key.startswith(starts)]
-                    common |= {key: reader.read_object(key) for key in others if key not in extra.values()}
             # Nothing is changed on any rank before all ranks have found that what is stored fits.
             meeting.group.barrier()
             is_changed = True
@@ -208,7 +205,8 @@ def load_sharded_state(
             values = wanted.read({f"{prefix}model": common.pop(f"{prefix}model", {})}, meeting)[f"{prefix}model"]
             if load_optimizer is not None:
                 load_optimizer()
-            _load_into(models, {**values, **objects})
+            values.update(objects)
+            _load_into(models, values)
     except CheckpointError as error:
         if not is_changed:
             raise
@@ -218,7 +216,18 @@ def load_sharded_state(
         ) from error
     if optimizer is not None:
         common.pop(f"{prefix}optimizer", None)
-    return {key: value for key, value in common.items() if not has_parts(value)}
+    others = {key: value for key, value in common.items() if not has_parts(value)}
+    return {key: value for key, value in others.items() if not _has_versions_alone(value)}
+
+
+def _has_versions_alone(value: Any) -> bool:
+    """True for what is left in the plain values of a model, all of whose tensors are stored apart."""
+    return isinstance(value, OrderedDict) and not value and hasattr(value, "_metadata")
+
+
+def _is_of_model_or_optimizer(key: str) -> bool:
+    """True for keys of tensors and objects of models and optimizers, under any prefix."""
+    return not {"model", "optimizer"}.isdisjoint(key.split("."))
 
 
 def _loader_of_torchs(
@@ -278,11 +287,27 @@ def _stored_keys(catalogue: Catalogue) -> dict[str, str]:
 def _load_into(models: Sequence[torch.nn.Module], values: Mapping[str, Any]) -> None:
     """Gives modules their state. What was filled in place is copied onto itself, so that their hooks see it."""
     named = {name_in_module(name): value for name, value in values.items()}
+    stored = getattr(values, "_metadata", {})
     for module in map(_inner, models):
-        own = {name_in_module(name): name for name in module.state_dict()}
+        state: Any = module.state_dict()
+        own = {name_in_module(name): name for name in state}
         if len(models) == 1:
             own = {**{name: name for name in named}, **own}
-        module.load_state_dict({own[name]: value for name, value in named.items() if name in own})
+        given = OrderedDict((own[name], value) for name, value in named.items() if name in own)
+        versions = getattr(state, "_metadata", {}).items()
+        vars(given)["_metadata"] = {name: stored.get(name_in_module(name), version) for name, version in versions}
+        module.load_state_dict(given)
+
+
+def _with_versions_of(models: Iterable[torch.nn.Module], states: Mapping[str, Any]) -> Any:
+    """State of models with the versions of their classes, as that of a module has them."""
+    found = OrderedDict(states)
+    vars(found)["_metadata"] = {
+        name_in_module(name): version
+        for model in models
+        for name, version in getattr(_inner(model).state_dict(), "_metadata", {}).items()
+    }
+    return found
 
 
 def _models_of(model: Models) -> list[torch.nn.Module]:

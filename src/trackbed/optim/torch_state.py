@@ -335,7 +335,7 @@ def _target(folder: CheckpointFolder, key: str, param: Any, own: Any, *, casts: 
         value = own if _can_be_filled(own, param, dtype) else None
         if value is None:
             value = _divided_like(param, torch.empty_like(param.detach()._local_tensor, dtype=dtype))
-        return parts_to_load(divided_tensor(value, key), value)
+        return parts_to_load(divided_tensor(value, key), value, key)
     local = param.detach()._local_tensor if is_divided(param) else param
     data = torch.empty(tensor.shape, dtype=dtype, device=local.device if is_like_param or is_flat else "cpu")
     if is_like_param and _can_be_filled(own, param, dtype):

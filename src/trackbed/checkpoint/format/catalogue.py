@@ -65,6 +65,8 @@ class Catalogue:
     """`[N]` place of each payload's first checksum in `sums`; -1 where there are none."""
     sums: Sums
     """CRC-32 of each MiB of the payloads, the last one of each shorter."""
+    paths: Mapping[str, tuple[str | int, ...]] = field(default_factory=dict)
+    """Paths of tensors and objects in the state that torch alone has saved, by key."""
 
     def __len__(self) -> int:
         """Number of items."""

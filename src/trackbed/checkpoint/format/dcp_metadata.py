@@ -7,6 +7,7 @@ import io
 import pickle
 import pickletools
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
@@ -131,7 +132,18 @@ def _catalogue_of(described: metadata.Metadata) -> Catalogue:
         if 0 not in sizes:
             what = "object" if offset is None else f"box of shape {sizes} at {offset}"
             raise CheckpointError(f"{DCP_METADATA}: {key}: all that is listed must be stored, but the {what} is not")
-    return builder.build()
+    return replace(builder.build(), paths=_paths_of(described.planner_data))
+
+
+def _paths_of(planner_data: object) -> dict[str, tuple[str | int, ...]]:
+    """Paths of tensors and objects in the state that was saved, as far as the planner has noted them."""
+    if not isinstance(planner_data, dict):
+        return {}
+    return {
+        key: path
+        for key, path in planner_data.items()
+        if isinstance(key, str) and isinstance(path, tuple) and all(type(part) in (str, int) for part in path) and path
+    }
 
 
 def _boxes_of(key: str, value: metadata.TensorStorageMetadata, shape: Numbers) -> Iterator[tuple[Numbers, Numbers]]:

@@ -42,6 +42,8 @@ class Described(NamedTuple):
     division: Division
     alias_of: str
     """Key of another one with the same memory; empty if there is none."""
+    path: tuple[str | int, ...] = ()
+    """Path in the state, of a tensor that is not divided."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,7 +80,8 @@ class DividedTable:
                     )
                 ranks = tuple(number_of[rank] for rank in entry.division.ranks)
                 division = divisions[entry.division] = entry.division._replace(ranks=ranks)
-            tensors.append(Described(entry.key, entry.dtype, entry.shape, division, entry.alias_of))
+            path = tuple(key if isinstance(key, int) else str(key) for key in entry.path)
+            tensors.append(Described(entry.key, entry.dtype, entry.shape, division, entry.alias_of, path))
         return cls(tuple(tensors), aliases)
 
     def encode(self) -> bytes:
@@ -87,7 +90,7 @@ class DividedTable:
             division: number for number, division in enumerate(dict.fromkeys(one.division for one in self.tensors))
         }
         rows = [
-            [one.key, str(one.dtype).removeprefix("torch."), one.shape, numbers[one.division], one.alias_of]
+            [one.key, str(one.dtype).removeprefix("torch."), one.shape, numbers[one.division], one.alias_of, one.path]
             for one in self.tensors
         ]
         return orjson.dumps([list(map(tuple, numbers)), rows, sorted(self.aliases.items())])
@@ -101,8 +104,8 @@ class DividedTable:
             for ranks, mesh_shape, placements in divisions
         ]
         tensors = (
-            Described(key, DTYPE_OF[dtype], tuple(shape), known[number], alias_of)
-            for key, dtype, shape, number, alias_of in rows
+            Described(key, DTYPE_OF[dtype], tuple(shape), known[number], alias_of, tuple(path))
+            for key, dtype, shape, number, alias_of, path in rows
         )
         return cls(tuple(tensors), dict(aliases))
 
@@ -139,6 +142,8 @@ class DividedPlan:
     tensors: tuple[PlannedTensor, ...] = ()
     aliases: Mapping[str, str] = field(default_factory=dict)
     """Keys of tensors, also of shards of other kinds, that are not written, and the key of what they are."""
+    paths: Mapping[str, tuple[str | int, ...]] = field(default_factory=dict)
+    """Path in the state of each tensor that is not divided."""
     on_several_meshes: Mapping[str, tuple[Division, ...]] = field(default_factory=dict)
     """Divisions of tensors that have more than one. The first is written; the others must have the same values."""
 
@@ -298,13 +303,16 @@ def plan_divided(
         divisions = tuple(dict.fromkeys(tensor.division for tensor, _ in found))
         if len(divisions) > 1:
             several[key] = divisions
+    owners = {key: found[0][1][0] for key, found in described.items()}
     aliases = {
         first.key: first.alias_of
         for first in firsts
-        if first.alias_of and all(tensor.alias_of == first.alias_of for tensor, _ in described[first.key])
+        if first.alias_of
+        and all(tensor.alias_of == first.alias_of for tensor, _ in described[first.key])
+        # Plain tensors may differ between ranks: those of one rank are stored, which must have both in one memory.
+        and (first.division != UNDIVIDED or owners[first.key] == owners[first.alias_of])
     }
     aliases |= _aliases_of_shards(tables, ranks_of_shards)
-    owners = {key: found[0][1][0] for key, found in described.items()}
     written = [tensor for tensor in firsts if tensor.key not in aliases]
     copies = _choose_copies(written)
     tensors = (
@@ -313,7 +321,8 @@ def plan_divided(
         )
         for tensor in written
     )
-    return DividedPlan(tuple(tensors), aliases, several)
+    paths = {first.key: first.path for first in firsts if first.division == UNDIVIDED}
+    return DividedPlan(tuple(tensors), aliases, paths, several)
 
 
 def _check_alike(key: str, found: Sequence[tuple[Described, Sequence[int]]]) -> None:

@@ -13,13 +13,15 @@ from trackbed.checkpoint.format.catalogue import DTYPE_OF
 from trackbed.checkpoint.state.aliases import aliases_of, note_aliases
 from trackbed.checkpoint.state.divided_tensors import (
     DividedTensor,
+    TensorElsewhere,
     divided_tensor,
     is_divided,
+    key_of,
     parts_to_load,
     undivided_tensor,
 )
 from trackbed.checkpoint.state.objects_with_state import OwnState, has_own_state, state_of
-from trackbed.checkpoint.state.partial_tensors import abbreviated, is_part, printable
+from trackbed.checkpoint.state.partial_tensors import abbreviated, is_part, printable, refuse_partial_tensors
 from trackbed.checkpoint.state.sharded_object import LocalNonpersistentObject, ShardedObject
 from trackbed.checkpoint.state.sharded_tensor import (
     ShardedBase,
@@ -78,9 +80,9 @@ class StateToLoad:
 
     def only(self, is_kept: Iterable[bool]) -> "StateToLoad":
         """Returns the request with some of its tensors and objects, told by a flag for each, in order."""
-        flags = iter(is_kept)
-        tree, _ = extract_matching_values(self.tree, lambda _: next(flags))
-        return replace(self, tree=tree, factories=_still_there(self.factories, tree), shards=list(nested_values(tree)))
+        tree, factories = _only(self.tree, self.factories, iter(is_kept))
+        tree = type(self.tree)() if tree is _NO_VALUE else tree
+        return replace(self, tree=tree, factories=factories, shards=list(nested_values(tree)))
 
     def fill(self, common: dict[str, Any], values: Iterable[Any]) -> dict[str, Any]:
         """Returns the state with what was loaded.
@@ -96,12 +98,36 @@ class StateToLoad:
         return common
 
 
-def _still_there(factories: Any, tree: Any) -> Any:
-    """Returns the factories whose entries are in the tree."""
-    if isinstance(factories, ShardedTensorFactory) or not isinstance(tree, dict | list):
-        return factories
-    places = tree.keys() if isinstance(tree, dict) else range(len(tree))
-    return {name: _still_there(below, tree[name]) for name, below in factories.items() if name in places}
+def put_in_order(loaded: Any, state: Any) -> None:
+    """Gives dictionaries the order of those in a state, so that it is the same on all ranks. What is new is last."""
+    if isinstance(loaded, dict) and isinstance(state, dict):
+        for key in [*(key for key in state if key in loaded), *(key for key in loaded if key not in state)]:
+            loaded[key] = loaded.pop(key)
+            put_in_order(loaded[key], state.get(key))
+    elif isinstance(loaded, list) and isinstance(state, list):
+        for one, other in zip(loaded, state, strict=False):
+            put_in_order(one, other)
+
+
+def _only(tree: Any, factories: Any, flags: Iterator[bool]) -> tuple[Any, Any]:
+    """Returns the leaves of a tree whose flag is true, and the factories that have built them.
+
+    Elements of a list move up; factories are in dictionaries by position where the tree has lists.
+    """
+    if not isinstance(tree, dict | list):
+        return (tree, factories) if next(flags) else (_NO_VALUE, {})
+    is_built = isinstance(factories, ShardedTensorFactory)
+    kept, kept_factories = list[tuple[Any, Any]](), dict[Any, Any]()
+    for key, below in tree.items() if isinstance(tree, dict) else enumerate(tree):
+        found, made_by = _only(below, {} if is_built else factories.get(key, {}), flags)
+        if found is not _NO_VALUE:
+            place = key if isinstance(tree, dict) else len(kept)
+            kept.append((place, found))
+            if made_by:
+                kept_factories[place] = made_by
+    if not kept:
+        return _NO_VALUE, {}
+    return dict(kept) if isinstance(tree, dict) else [one for _, one in kept], factories if is_built else kept_factories
 
 
 class _Destination(enum.Flag):
@@ -131,8 +157,9 @@ def take_states(state: Any) -> tuple[Any, list[OwnState]]:
 
 def _with_states(value: Any, path: tuple[Any, ...], owners: list[OwnState]) -> Any:
     if has_own_state(value):
-        owners.append(OwnState(path, value))
-        return state_of(owners[-1])
+        state = state_of(OwnState(path, value))
+        owners.append(OwnState(path, value, state))
+        return state
     if type(value) not in _KEPT_CONTAINERS or not _contains(value, has_own_state):
         return value
     items = value.items() if isinstance(value, dict) else enumerate(value)
@@ -155,16 +182,35 @@ def describe_state(state: dict[str, Any], *, divides: bool = False) -> StateToSa
         if type(built) not in _KEPT_CONTAINERS:
             raise CheckpointError(_other_class(state, ()))
         if divides:
-            built = _with_plain_tensors(built, (), undivided_tensor)
+            built = _with_plain_tensors(built, (), _entry_to_save)
         check_places(built)
         common = _plain_part(built)
-    entries: list[Any] = [leaf for leaf in nested_values(built) if isinstance(leaf, ShardedBase)]
+    leaves: list[Any] = [leaf for leaf in nested_values(built) if isinstance(leaf, ShardedBase)]
+    entries = [leaf for leaf in leaves if not isinstance(leaf, TensorElsewhere)]
     for entry in entries:
         check_key(entry.key)
     divided = [entry for entry in entries if isinstance(entry, DividedTensor)]
     shards = [entry for entry in entries if not isinstance(entry, DividedTensor)]
+    _check_keys(divided)
     note_aliases(divided)
     return StateToSave(shards, divided, aliases_of(shards), {} if common is _NO_VALUE else common, built)
+
+
+def _check_keys(divided: Iterable[DividedTensor]) -> None:
+    """Checks that no two tensors have one key: paths are joined by dots, which names may have too."""
+    seen: set[str] = set()
+    for entry in divided:
+        if entry.key in seen:
+            raise CheckpointError(
+                f"{entry.key}: each tensor must have a path of its own in the state, joined by dots, but two have this "
+                "one: give one of them another name"
+            )
+        seen.add(entry.key)
+
+
+def _entry_to_save(value: torch.Tensor, path: tuple[Any, ...]) -> DividedTensor:
+    refuse_partial_tensors(value, key_of(path))
+    return undivided_tensor(value, path)
 
 
 def is_stored_as_tensor(value: Any) -> bool:
@@ -172,7 +218,6 @@ def is_stored_as_tensor(value: Any) -> bool:
     return (
         type(value) in _STORED_AS_TENSORS
         and value.layout is torch.strided
-        and value.device.type != "meta"
         and str(value.dtype).removeprefix("torch.") in DTYPE_OF
         and not is_part(value)
     )
@@ -183,7 +228,9 @@ def has_divided(state: Any) -> bool:
     return _contains(state, is_divided)
 
 
-def _with_plain_tensors(value: Any, path: tuple[Any, ...], entry_of: Callable[[torch.Tensor, str], Any]) -> Any:
+def _with_plain_tensors(
+    value: Any, path: tuple[Any, ...], entry_of: Callable[[torch.Tensor, tuple[Any, ...]], Any]
+) -> Any:
     """Copy of dictionaries, at any depth, with entries in the places of their plain tensors.
 
     Lists are left as they are: an entry beside a plain value could not be loaded.
@@ -191,7 +238,7 @@ def _with_plain_tensors(value: Any, path: tuple[Any, ...], entry_of: Callable[[t
     if not isinstance(value, dict) or type(value) not in _KEPT_CONTAINERS:
         return value
     items = [
-        (key, entry_of(below, ".".join(map(str, (*path, key)))))
+        (key, entry_of(below, (*path, key)))
         if is_stored_as_tensor(below)
         else (key, _with_plain_tensors(below, (*path, key), entry_of))
         for key, below in value.items()
@@ -248,7 +295,7 @@ def _built_tree(value: Any, path: tuple[Any, ...], above: set[int]) -> Any:
 def _with_parts(value: Any, path: tuple[Any, ...]) -> Any:
     """Copy of the containers of a state that have `DTensor`s, with entries to load in the places of these."""
     if is_divided(value):
-        return parts_to_load(divided_tensor(value, ".".join(map(str, path))), value)
+        return parts_to_load(divided_tensor(value, key_of(path)), value, key_of(path))
     if not isinstance(value, dict | list) or not _contains(value, is_divided):
         return value
     items = value.items() if isinstance(value, dict) else enumerate(value)
@@ -259,7 +306,7 @@ def _entry_of(value: Any, path: tuple[Any, ...]) -> Any:
     """Entry of a `DTensor`, whose key is its path as in DCP; another value as it is."""
     if not is_divided(value):
         return value
-    return divided_tensor(value, ".".join(map(str, path))) or LocalNonpersistentObject(value)
+    return divided_tensor(value, key_of(path)) or TensorElsewhere(key_of(path), value)
 
 
 def _check_only_shards(value: Any, items: list[tuple[Any, Any]], path: tuple[Any, ...]) -> None:
@@ -302,7 +349,8 @@ def _plain_part(value: Any) -> Any:
         part = _plain_part(below)
         if part is not _NO_VALUE:
             kept.append((key, part))
-    return _same_container(value, kept) if kept or not value else _NO_VALUE
+    # An OrderedDict of a module has `_metadata` with the versions of its classes, which its load needs.
+    return _same_container(value, kept) if kept or not value or getattr(value, "__dict__", None) else _NO_VALUE
 
 
 def _class_name(value: Any) -> str:
@@ -324,7 +372,7 @@ def describe_request(state: dict[str, Any], *, fills_plain: bool = False) -> Sta
         state = _with_parts(state, ())
         if fills_plain:
             state = _with_plain_tensors(
-                state, (), lambda value, key: parts_to_load(undivided_tensor(value, key), value)
+                state, (), lambda value, place: parts_to_load(undivided_tensor(value, place), value, key_of(place))
             )
         factories, _ = extract_matching_values(
             state, lambda value: isinstance(value, ShardedTensorFactory), return_lists_as_dicts=True

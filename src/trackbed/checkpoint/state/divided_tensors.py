@@ -15,7 +15,6 @@ from typing import Any, Final, NamedTuple, Self
 
 import torch
 
-from trackbed.checkpoint.state.sharded_object import LocalNonpersistentObject
 from trackbed.checkpoint.state.sharded_tensor import ShardedBase, ShardedTensor, ShardedTensorFactory
 from trackbed.errors import CheckpointError
 
@@ -144,6 +143,7 @@ class DividedTensor(ShardedBase):
         division: how it is divided.
         boxes: the boxes that are in this rank's part.
         alias_of: key of an earlier entry with the same memory; empty if there is none.
+        path: path in the state, of a plain tensor.
     """
 
     key: str
@@ -153,6 +153,23 @@ class DividedTensor(ShardedBase):
     division: Division
     boxes: list[LocalBox]
     alias_of: str = ""
+    path: tuple[Any, ...] = ()
+    replica_id: int = 0
+
+    def validate_metadata_integrity(self) -> None:
+        """Does nothing: the fields are read from a tensor."""
+
+    def without_data(self) -> Self:
+        """Returns the entry: it is not kept beyond a save."""
+        return self
+
+
+@dataclass
+class TensorElsewhere(ShardedBase):
+    """Entry of a `DTensor` on a rank outside its mesh, which has nothing of it."""
+
+    key: str
+    data: Any
     replica_id: int = 0
 
     def validate_metadata_integrity(self) -> None:
@@ -169,8 +186,12 @@ class PartOfDivided(ShardedTensor):
 
     has_copies: bool = False
     """True if other ranks have it, too."""
+    is_elsewhere: bool = False
+    """True on a rank outside the mesh, which has nothing of it."""
     is_plain: bool = False
     """True for a plain tensor, which may be stored as a plain value instead."""
+    path: tuple[Any, ...] = ()
+    """Path in the state, of a plain tensor."""
 
 
 def is_divided(value: Any) -> bool:
@@ -203,6 +224,11 @@ def divided_tensor(value: Any, key: str) -> DividedTensor | None:
             f"{key}: the local part of a DTensor must be a plain tensor, but is of {type(local).__name__}: describe it "
             "with trackbed.ShardedTensor"
         )
+    if local.is_meta:
+        raise CheckpointError(
+            f'{key}: must have memory, but lies on the meta device: call to_empty(device="cpu") of its module first, '
+            "or that of the GPU"
+        )
     boxes = division.boxes(shape, coordinate)
     if sum(prod(box.shape) for box in boxes) != local.numel():
         raise CheckpointError(
@@ -212,23 +238,34 @@ def divided_tensor(value: Any, key: str) -> DividedTensor | None:
     return DividedTensor(key, local, local.dtype, shape, division, boxes)
 
 
-def undivided_tensor(value: torch.Tensor, key: str) -> DividedTensor:
-    """Entry of a plain tensor."""
+def undivided_tensor(value: torch.Tensor, path: tuple[Any, ...]) -> DividedTensor:
+    """Entry of a plain tensor, whose key is its path, as that of a `DTensor`."""
     shape = tuple(value.shape)
     whole = LocalBox((0,) * len(shape), (0,) * len(shape), shape)
-    return DividedTensor(key, value.detach(), value.dtype, shape, UNDIVIDED, [whole])
+    return DividedTensor(key_of(path), value.detach(), value.dtype, shape, UNDIVIDED, [whole], path=path)
 
 
-def parts_to_load(entry: DividedTensor | None, value: Any) -> ShardedTensorFactory | LocalNonpersistentObject:
+def key_of(path: tuple[Any, ...]) -> str:
+    """Key of a tensor with a path in the state, as in DCP."""
+    return ".".join(map(str, path))
+
+
+def parts_to_load(entry: DividedTensor | None, value: Any, key: str) -> ShardedTensorFactory:
     """Entries for the boxes of a tensor, whose data are views of this rank's part. Loading them gives `value` back.
+
+    There is one at least, if only without elements, so that all ranks have the same structure.
 
     Args:
         entry: entry of the tensor; None if this rank has nothing of it.
         value: the tensor.
+        key: its key.
     """
     if entry is None:
-        return LocalNonpersistentObject(value)
+        nothing = torch.empty(0, dtype=value.dtype, device="cpu")
+        elsewhere = PartOfDivided(key, nothing, value.dtype, (0,), (0,), (0,), None, is_elsewhere=True)
+        return ShardedTensorFactory(key, nothing, lambda *_: {0: elsewhere}, lambda _: value)
     has_copies = entry.division == UNDIVIDED or entry.division.num_copies() > 1
+    boxes = [box for box in entry.boxes if 0 not in box.shape] or entry.boxes[:1]
     entries = {
         number: PartOfDivided(
             entry.key,
@@ -240,12 +277,10 @@ def parts_to_load(entry: DividedTensor | None, value: Any) -> ShardedTensorFacto
             None,
             has_copies=has_copies,
             is_plain=entry.division == UNDIVIDED,
+            path=entry.path,
         )
-        for number, box in enumerate(entry.boxes)
-        if 0 not in box.shape or 0 in entry.shape
+        for number, box in enumerate(boxes)
     }
-    if not entries:
-        return LocalNonpersistentObject(value)
     return ShardedTensorFactory(entry.key, entry.data, lambda *_: entries, lambda _: value)
 
 

@@ -4,8 +4,11 @@
 to fill, for a load; `load_state_dict()` after all has been read. Here they may lie at any depth.
 """
 
+from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
+
+import torch
 
 from trackbed.checkpoint.state.partial_tensors import printable
 from trackbed.errors import CheckpointError
@@ -16,6 +19,8 @@ class OwnState(NamedTuple):
 
     path: tuple[Any, ...]
     owner: Any
+    state: Any = None
+    """The state that it had before."""
 
     def __str__(self) -> str:
         """Path and class, for errors."""
@@ -27,12 +32,20 @@ def has_own_state(value: Any) -> bool:
     return all(callable(getattr(type(value), name, None)) for name in ("state_dict", "load_state_dict"))
 
 
+_NOTHING: Final = object()
+REFUSAL: Final = "_trackbed_refusal"
+"""Attribute with the reason why the state of an object is no state of all ranks, and what to save instead."""
+
+
 def state_of(owner: OwnState) -> Any:
     """Returns the state of an object.
 
     Raises:
-        CheckpointError: its `state_dict()` failed; names its place.
+        CheckpointError: its `state_dict()` failed, or is that of one rank alone; names its place.
     """
+    refusal = getattr(owner.owner, REFUSAL, None)
+    if refusal is not None:
+        raise CheckpointError(f"{owner}: {refusal}")
     return _call(owner, "state_dict")
 
 
@@ -53,22 +66,42 @@ def give_states(loaded: dict[str, Any], owners: Sequence[OwnState], *, may_lack:
         for key in above:
             container = _below(container, key)
         found = _below(container, last)
-        if found is not None:
-            _call(owner, "load_state_dict", found)
+        if found is not _NOTHING:
+            _call(owner, "load_state_dict", with_versions(found, owner.state))
             container[last] = owner.owner
         elif not may_lack:
             raise CheckpointError(f"{owner}: its state must be in the checkpoint, but is not there")
 
 
+def with_versions(loaded: Any, own: Any) -> Any:
+    """A loaded state of a module with `_metadata`, the versions of its classes: its own where none are stored."""
+    versions = getattr(own, "_metadata", None)
+    if versions is None or not isinstance(loaded, dict) or hasattr(loaded, "_metadata"):
+        return loaded
+    state = OrderedDict(loaded)
+    vars(state)["_metadata"] = versions
+    return state
+
+
 def _below(container: Any, key: Any) -> Any:
-    """Value of a container under a key; None if there is none."""
+    """Value of a container under a key; `_NOTHING` if there is none."""
     if isinstance(container, dict):
-        return container.get(key)
-    return container[key] if isinstance(container, list) and key < len(container) else None
+        return container.get(key, _NOTHING)
+    return container[key] if isinstance(container, list) and key < len(container) else _NOTHING
 
 
 def _call(owner: OwnState, name: str, *arguments: Any) -> Any:
     try:
         return getattr(owner.owner, name)(*arguments)
     except Exception as error:
-        raise CheckpointError(f"{owner}: {name}() failed, {type(error).__name__}: {error}") from error
+        raise CheckpointError(f"{owner}: {name}() failed, {type(error).__name__}: {error}{_hint(owner)}") from error
+
+
+def _hint(owner: OwnState) -> str:
+    """What to do about an optimizer of torch that could not be loaded."""
+    if not isinstance(owner.owner, torch.optim.Optimizer):
+        return ""
+    return (
+        ": an optimizer takes the state of one with the same parameters, and has tensors to fill only after a step; "
+        "trackbed.sharded_state(model, optimizer) and load_sharded_state need none"
+    )

@@ -42,6 +42,11 @@ def refuse_partial_tensors(value: Any, path: str = "") -> None:
         for key, found in tensors_in(values[0][1], values.pop(0)[0]):
             if is_part(found):
                 raise CheckpointError(_refusal(key, found))
+            if isinstance(found, torch.Tensor) and found.is_meta:
+                raise CheckpointError(
+                    f"{key or 'state'}: must have values to be saved, but lies on the meta device: call "
+                    'to_empty(device="cpu") of its module, or that of the GPU, and load or initialise it'
+                )
             if id(found) not in seen:  # pickle stores the attributes of a tensor, too
                 seen.add(id(found))
                 values += [(f"{key}.{name}", one) for name, one in getattr(found, "__dict__", {}).items()]

@@ -1,7 +1,7 @@
 """Comparison of the large plain tensors of all ranks. A checkpoint has rank 0's."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -113,13 +113,16 @@ def _digest(value: Any, poll: Callable[[], None]) -> int:
     return tensor_digest(value, poll)
 
 
-def check_plain_tensors_agree(meeting: Meeting, own_tensors: PlainTensors, digests: list[bytes]) -> None:
-    """Collective over the ranks: checks that the large plain tensors of all ranks are those of rank 0.
+def check_plain_tensors_agree(
+    meeting: Meeting, own_tensors: PlainTensors, digests: list[bytes], of_first_ranks: Container[str] = ()
+) -> None:
+    """Collective over the ranks: checks that the large plain tensors of all ranks are those that are saved.
 
     Args:
         meeting: the ranks.
         own_tensors: plain tensors of this rank.
         digests: their digest on each rank.
+        of_first_ranks: keys of tensors of which those of the first rank that has them are saved; of others, rank 0's.
 
     Raises:
         CheckpointError: one differs, or rank 0 does not have it, so that it would be lost.
@@ -128,31 +131,34 @@ def check_plain_tensors_agree(meeting: Meeting, own_tensors: PlainTensors, diges
         return
     # Rare: some ranks have no plain values, small ones of other shapes, or there is an error.
     of_ranks = [PlainTensors.decode(content) for content in meeting.gather(own_tensors.encode())]
-    problem = first_lost_tensor(of_ranks)
+    problem = first_lost_tensor(of_ranks, of_first_ranks)
     if problem is not None:
         raise CheckpointError(problem)
 
 
-def first_lost_tensor(of_ranks: list[PlainTensors]) -> str | None:
+def first_lost_tensor(of_ranks: list[PlainTensors], of_first_ranks: Container[str] = ()) -> str | None:
     """Describes the first large tensor that would be lost; None if there is none.
 
     Args:
         of_ranks: plain tensors of each rank.
+        of_first_ranks: see `check_plain_tensors_agree`.
     """
-    saved = of_ranks[0].found
+    saved = {path: (0, *found) for path, found in of_ranks[0].found.items()}
     for rank, of_rank in enumerate(of_ranks[1:], start=1):
         for path, (kind, digest) in sorted(of_rank.found.items()):
+            if path not in saved and path in of_first_ranks:
+                saved[path] = rank, kind, digest
             if path not in saved:
                 if digest is not None:
                     return _problem(path, f"rank {rank} has it ({kind}), and rank 0 does not")
                 continue
-            kind_saved, digest_saved = saved[path]
+            first, kind_saved, digest_saved = saved[path]
             if digest is None and digest_saved is None:
                 continue
             if kind != kind_saved:
-                return _problem(path, f"rank 0 has {kind_saved} and rank {rank} has {kind}")
+                return _problem(path, f"rank {first} has {kind_saved} and rank {rank} has {kind}")
             if digest != digest_saved:
-                return _problem(path, f"the values of rank 0 and rank {rank} differ ({kind})")
+                return _problem(path, f"the values of rank {first} and rank {rank} differ ({kind})")
     return None
 
 
