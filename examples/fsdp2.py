@@ -32,6 +32,7 @@ if latest is not None:
     step = state["step"]
     schedule.load_state_dict(state["schedule"])
     loader.load_state_dict(state["loader"])
+    trackbed.restore_random_states(state["random"])
 for batch in loader:
     loss = cross_entropy(model(batch["tokens"]).flatten(0, 1), batch["labels"].flatten())
     loss.backward()
@@ -41,6 +42,7 @@ for batch in loader:
     step += 1
     if step % 10 == 0:
         more = {"step": step, "schedule": schedule.state_dict(), "loader": loader.state_dict()}
+        more["random"] = trackbed.random_states()
         trackbed.save({**trackbed.sharded_state(model, optimizer), **more}, f"{FOLDER}/step-{step:07}")
         if dist.get_rank() == 0:
             print(f"step {step}: loss {loss.item():.3f}", flush=True)

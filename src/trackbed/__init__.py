@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from trackbed.checkpoint import latest_checkpoint as latest_checkpoint
     from trackbed.checkpoint import load as load
     from trackbed.checkpoint import open_checkpoint as open_checkpoint
+    from trackbed.checkpoint import random_states as random_states
+    from trackbed.checkpoint import restore_random_states as restore_random_states
     from trackbed.checkpoint import save as save
     from trackbed.datasets import Batch as Batch
     from trackbed.datasets.blend.dataset import SplitDataset as SplitDataset
@@ -60,7 +62,8 @@ __getattr__, __dir__, __all__ = lazy_names(
     __name__,
     {
         "trackbed.blends.open": "Splits open_blend",
-        "trackbed.checkpoint": "Checkpoint ShardedObject ShardedTensor latest_checkpoint load open_checkpoint save",
+        "trackbed.checkpoint": "Checkpoint ShardedObject ShardedTensor latest_checkpoint load open_checkpoint "
+        "random_states restore_random_states save",
         "trackbed.datasets": "Batch",
         "trackbed.datasets.blend.dataset": "SplitDataset",
         "trackbed.errors": (

@@ -395,7 +395,7 @@ def _check_places(common: Any, plan: SavePlan) -> None:
 
 
 def paths_in_common(plan: SavePlan) -> dict[str, Any]:
-    """What the common state says of plain tensors that are stored as tensors."""
+    """Entry of the common state with the paths of plain tensors that are stored as tensors."""
     return {PLAIN_TENSORS: dict(plan.divided.paths)} if plan.divided.paths else {}
 
 

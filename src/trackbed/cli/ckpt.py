@@ -41,12 +41,14 @@ def ckpt(ctx: click.Context) -> None:
 def ls(folder: Path, *, as_json: bool) -> None:
     """List the tensors and objects of a checkpoint.
 
-    Plain tensors and values, which rank 0 has saved, are the common state: `trackbed ckpt inspect` lists its keys.
+    Plain tensors and values, which rank 0 has saved, are the common state: `trackbed ckpt inspect` lists its keys. A
+    tensor with two names, as of tied weights, is stored once: its second name has `= FIRST NAME` in place of a size.
     """
     from rich import box
-    from rich.console import Console
     from rich.filesize import decimal
     from rich.table import Table
+
+    from trackbed.cli.output import table_console
 
     rows = _contents(folder)
     if as_json:
@@ -58,11 +60,10 @@ def ls(folder: Path, *, as_json: bool) -> None:
         table.add_column(column, justify="right", no_wrap=True)
     for row in rows:
         shape = "" if row["shape"] is None else " x ".join(f"{size:,}" for size in row["shape"]) or "scalar"
-        table.add_row(
-            _printable(row["key"]), row["dtype"] or "object", shape, f"{row['boxes']:,}", decimal(row["bytes"])
-        )
+        size = f"= {_printable(row['same_as'])}" if "same_as" in row else decimal(row["bytes"])
+        table.add_row(_printable(row["key"]), row["dtype"] or "object", shape, f"{row['boxes']:,}", size)
     if rows:
-        Console(markup=False, highlight=False).print(table)
+        table_console().print(table)
     tensors, size = sum(row["dtype"] is not None for row in rows), decimal(sum(row["bytes"] for row in rows))
     counts = f"{number_of(tensors, 'sharded tensor')}, {number_of(len(rows) - tensors, 'object')}, {size}"
     click.echo(f"{counts}; `trackbed ckpt inspect` shows the keys of plain values")
@@ -236,16 +237,23 @@ def _contents(folder: Path) -> list[dict[str, Any]]:
     from trackbed.checkpoint.folder import open_folder
 
     catalogue = open_folder(folder).catalogue
-    tensors = [
-        {
-            "key": key,
-            "dtype": str(stored.dtype).removeprefix("torch."),
-            "shape": list(stored.shape),
-            "boxes": len(stored.rows),
-            "bytes": int(catalogue.num_bytes[list(stored.rows)].sum()),
-        }
-        for key, stored in catalogue.tensors.items()
-    ]
+    tensors = []
+    first_of_place: dict[tuple[int, int], str] = {}
+    for key, stored in catalogue.tensors.items():
+        same_as = None
+        if stored.rows:
+            place = int(catalogue.file[stored.rows[0]]), int(catalogue.start[stored.rows[0]])
+            same_as = first_of_place.setdefault(place, key)
+        tensors.append(
+            {
+                "key": key,
+                "dtype": str(stored.dtype).removeprefix("torch."),
+                "shape": list(stored.shape),
+                "boxes": len(stored.rows),
+                "bytes": int(catalogue.num_bytes[list(stored.rows)].sum()) if same_as in (None, key) else 0,
+                **({} if same_as in (None, key) else {"same_as": same_as}),
+            }
+        )
     objects = [
         {"key": key, "dtype": None, "shape": None, "boxes": 1, "bytes": int(catalogue.num_bytes[row])}
         for key, row in catalogue.objects.items()

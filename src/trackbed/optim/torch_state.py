@@ -28,7 +28,7 @@ from trackbed.plural import number_of
 logger = logging.getLogger(__name__)
 
 Options: TypeAlias = Literal["checkpoint", "program"]
-"""Whose options parameter groups have after a load."""
+"""Source of the options that parameter groups have after a load."""
 OPTIONS: Final = get_args(Options)
 KeyOrder: TypeAlias = Literal["megatron", "torch"]
 """Order of the keys of an optimizer's tensors: `optimizer.state.KEY.NAME`, or `optimizer.state.NAME.KEY`."""
@@ -159,7 +159,7 @@ def _place_plain_tensors(
 
 
 def _kind_of(value: torch.Tensor, param: Any) -> str:
-    """How the shape of a tensor in the state of a `DTensor` is that of the parameter."""
+    """Kind of a tensor in the state of a `DTensor`, by its shape: this rank's part, the whole, or another."""
     is_whole = param.device_mesh.size() == 1 or all(placement.is_replicate() for placement in param.placements)
     if value.shape == param._local_tensor.shape and not is_whole:
         return _PART
@@ -192,7 +192,7 @@ class StoredState:
     local: Mapping[str, Sequence[str]]
     """Fields whose tensors were each rank's part, by parameter name."""
     others: Mapping[str, Any]
-    """What optimizers have in their state besides, by their number."""
+    """Further entries of the states of optimizers, by their number."""
 
 
 def find_state(folder: CheckpointFolder, common: Mapping[str, Any], prefix: str, rank: int) -> StoredState:

@@ -137,7 +137,7 @@ class PartToWrite(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DividedPlan:
-    """What the ranks write, the same on every rank."""
+    """Tensors to write, the same on every rank."""
 
     tensors: tuple[PlannedTensor, ...] = ()
     aliases: Mapping[str, str] = field(default_factory=dict)
@@ -201,7 +201,7 @@ class DividedPlan:
 
 
 class _Parts(NamedTuple):
-    """What all ranks write of one tensor. P parts, D axes."""
+    """Parts of one tensor that the ranks write. P parts, D axes."""
 
     rank: Int64s
     """`[P]`"""

@@ -36,7 +36,7 @@ class LocalBox(NamedTuple):
 
 
 class Division(NamedTuple):
-    """How a tensor is divided among the ranks of a mesh."""
+    """Division of a tensor among the ranks of a mesh."""
 
     ranks: Numbers
     """Ranks of the mesh, in row-major order."""

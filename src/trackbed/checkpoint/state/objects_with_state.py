@@ -98,7 +98,7 @@ def _call(owner: OwnState, name: str, *arguments: Any) -> Any:
 
 
 def _hint(owner: OwnState) -> str:
-    """What to do about an optimizer of torch that could not be loaded."""
+    """Advice about an optimizer of torch that could not be loaded; empty for other objects."""
     if not isinstance(owner.owner, torch.optim.Optimizer):
         return ""
     return (
