@@ -11,6 +11,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor._shards_wrapper import LocalShardsWrapper
 
 from trackbed import load, load_sharded_state, open_checkpoint, save, sharded_state
 from trackbed.errors import CheckpointError
@@ -296,9 +297,37 @@ def what_nobody_asks_for(folder, mesh):
     assert "optimizer.state.0.momentum_buffer: must be asked for by the object whose state it is" in text, text
 
 
+def tensors_that_describe_themselves(folder, mesh):
+    """`LocalShardsWrapper`, of which a rank has several boxes, as a DTensor's local part; and copies of one."""
+    rank = dist.get_rank()
+
+    def wrapped(value, copies):
+        rows = [0, 1, 4] if copies or rank == 0 else [2, 3]
+        boxes = [(0, 2), (4, 1)] if copies or rank == 0 else [(2, 2)]
+        whole = torch.arange(10.0).view(5, 2) if value is None else torch.full((5, 2), value)
+        shards = [whole[first : first + size].clone() for first, size in boxes]
+        local = LocalShardsWrapper(shards, [(first, 0) for first, _ in boxes])
+        assert sum(map(len, shards)) == len(rows)
+        placed = [Replicate()] if copies else [Shard(0)]
+        return DTensor.from_local(local, mesh, placed, run_check=False, shape=torch.Size([5, 2]), stride=(2, 1))
+
+    save({"table": wrapped(None, copies=False), "step": torch.tensor(3)}, folder)
+    assert open_checkpoint(folder)["table"][...].tolist() == torch.arange(10.0).view(5, 2).tolist()
+    request = {"table": wrapped(-1.0, copies=False)}
+    assert load(request, folder)["table"] is request["table"]
+    expected = wrapped(None, copies=False)
+    pairs = zip(request["table"]._local_tensor.local_shards(), expected._local_tensor.local_shards(), strict=True)
+    assert all(torch.equal(found, value) for found, value in pairs)
+    dcp_request = {"table": wrapped(-1.0, copies=False)}
+    dcp.load(dcp_request, checkpoint_id=folder)
+    assert torch.equal(dcp_request["table"]._local_tensor.local_shards()[0], expected._local_tensor.local_shards()[0])
+    text = error_of(lambda: save({"table": wrapped(None, copies=True)}, folder))
+    assert "table: main replicas must cover all elements, but no rank has [2:4, 0:2]" in text, text
+
+
 SCENARIOS = [plain_tensors, one_rank_without, tied, two_meshes, one_rank_lacks_it, objects]
 SCENARIOS += [one_key_twice, versions, tied_on_one_rank, order_of_keys, lists, kinds_that_differ]
-SCENARIOS += [large_tensors_of_later_ranks, what_nobody_asks_for]
+SCENARIOS += [tensors_that_describe_themselves, large_tensors_of_later_ranks, what_nobody_asks_for]
 
 
 def main():

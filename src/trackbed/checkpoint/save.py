@@ -20,7 +20,7 @@ from trackbed.checkpoint.format.safe_pickle import torch_bytes
 from trackbed.checkpoint.io.file_writer import WrittenItem, write_items
 from trackbed.checkpoint.io.written_files import WrittenFiles, catalogue_of
 from trackbed.checkpoint.megatron_arguments import refuses_megatron_arguments
-from trackbed.checkpoint.plan.assignment import Assignment, assign_balanced, join_assignments
+from trackbed.checkpoint.plan.assignment import Assignment, assign_balanced, choose_main_replicas, join_assignments
 from trackbed.checkpoint.plan.copies import check_copies_agree
 from trackbed.checkpoint.plan.divided_plan import DividedPlan, DividedTable, plan_divided
 from trackbed.checkpoint.plan.shard_table import (
@@ -279,6 +279,7 @@ def agree_on_plan(
             raise OthersDivideError("save: all ranks must store plain tensors alike, but some of them have DTensors")
         digests = [digest for _, _, digest, _ in announced]
     table, first_row = gather_table(meeting, own_table)
+    table = choose_main_replicas(table)
     if validates:
         require_valid(table)
     else:

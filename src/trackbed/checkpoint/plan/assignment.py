@@ -1,12 +1,12 @@
 """Assignment of shards to the ranks that write them: pure, and the same on every rank."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from trackbed.checkpoint.plan.shard_table import Table
+from trackbed.checkpoint.plan.shard_table import FIRST_OF_COPIES, Table
 from trackbed.kernels import assign_least_loaded
 
 Int64s = npt.NDArray[np.int64]
@@ -65,6 +65,17 @@ def group_copies(table: Table, rows: Int64s) -> tuple[Int64s, Int64s]:
     is_new = np.ones(len(rows), dtype=bool)
     is_new[1:] = np.logical_or.reduce([column[1:] != column[:-1] for column in columns])
     return rows, np.flatnonzero(is_new)
+
+
+def choose_main_replicas(table: Table) -> Table:
+    """Makes the first of several equal boxes the main replica, where no rank knows that its own is."""
+    rows = np.flatnonzero((table.is_main == FIRST_OF_COPIES) & (table.shape > 0).all(axis=1))
+    if not len(rows):
+        return table
+    is_main = np.where(table.is_main == FIRST_OF_COPIES, 0, table.is_main)
+    ordered, first = group_copies(table, rows)
+    is_main[ordered[first]] = 1
+    return replace(table, is_main=is_main)
 
 
 def assign_balanced(table: Table, num_ranks: int) -> Assignment:

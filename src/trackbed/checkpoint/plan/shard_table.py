@@ -12,6 +12,7 @@ import torch
 
 from trackbed.checkpoint.format.catalogue import DTYPE_OF
 from trackbed.checkpoint.ranks import Meeting
+from trackbed.checkpoint.state.self_described import DescribedBox
 from trackbed.checkpoint.state.sharded_object import ShardedObject
 from trackbed.checkpoint.state.sharded_tensor import ShardedTensor, check_key, is_main_replica
 from trackbed.errors import CheckpointError
@@ -21,6 +22,8 @@ Int64s = npt.NDArray[np.int64]
 DTYPES: Final = tuple(sorted({value for value in vars(torch).values() if isinstance(value, torch.dtype)}, key=str))
 _NUMBER_OF_DTYPE: Final = {dtype: number for number, dtype in enumerate(DTYPES)}
 _OBJECT: Final = -1
+FIRST_OF_COPIES: Final = 2
+"""In the place of the flag of a main replica: the box of the first rank that has it is one."""
 _MAGIC: Final = b"TBTABLE1"
 _COLUMNS: Final = ("key", "dtype", "num_axes", "num_bytes", "is_main", "is_regular", "may_differ", "rank")
 _BOXES: Final = ("global_shape", "offset", "shape")
@@ -44,7 +47,7 @@ class Table:
     num_bytes: Int64s
     """`[N]` bytes of each shard; of an object, an estimate."""
     is_main: Int64s
-    """`[N]` 1 for a main replica."""
+    """`[N]` 1 for a main replica; see `choose_main_replicas` for 2."""
     is_regular: Int64s
     """`[N]` 1 for a box of a regular grid."""
     may_differ: Int64s
@@ -135,7 +138,7 @@ def tabulate(shards: Iterable[ShardedTensor | ShardedObject], rank: int, object_
     for shard in shards:
         check_key(shard.key)
         key = keys.setdefault(shard.key, len(keys))
-        is_main = int(is_main_replica(shard.replica_id))
+        is_main = FIRST_OF_COPIES if isinstance(shard, DescribedBox) else int(is_main_replica(shard.replica_id))
         if isinstance(shard, ShardedObject):
             rows.append((key, _OBJECT, len(shard.global_shape), next(sizes, 0), is_main, 1, 0, rank))
             boxes.append((shard.global_shape, shard.global_offset, (1,) * len(shard.global_shape)))

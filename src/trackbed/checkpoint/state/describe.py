@@ -22,6 +22,7 @@ from trackbed.checkpoint.state.divided_tensors import (
 )
 from trackbed.checkpoint.state.objects_with_state import OwnState, has_own_state, state_of
 from trackbed.checkpoint.state.partial_tensors import abbreviated, is_part, printable, refuse_partial_tensors
+from trackbed.checkpoint.state.self_described import boxes_to_load, boxes_to_save, describes_itself
 from trackbed.checkpoint.state.sharded_object import LocalNonpersistentObject, ShardedObject
 from trackbed.checkpoint.state.sharded_tensor import (
     ShardedBase,
@@ -224,8 +225,13 @@ def is_stored_as_tensor(value: Any) -> bool:
 
 
 def has_divided(state: Any) -> bool:
-    """True if there is a `DTensor` in the containers of a state."""
-    return _contains(state, is_divided)
+    """True if there is a `DTensor`, or a tensor that describes itself, in the containers of a state."""
+    return _contains(state, has_parts)
+
+
+def has_parts(value: Any) -> bool:
+    """True for a tensor of which a rank has some boxes, and can tell which."""
+    return is_divided(value) or describes_itself(value)
 
 
 def _with_plain_tensors(
@@ -284,7 +290,7 @@ def _built_tree(value: Any, path: tuple[Any, ...], above: set[int]) -> Any:
     above.add(id(value))
     copied = []
     for key, below in value.items() if isinstance(value, dict) else enumerate(value):  # few frames for each level
-        has_more = isinstance(below, _WITH_MORE) or is_divided(below)
+        has_more = isinstance(below, _WITH_MORE) or has_parts(below)
         copied.append((key, _built_tree(below, (*path, key), above) if has_more else below))
     above.discard(id(value))
     if not is_kept:
@@ -294,9 +300,11 @@ def _built_tree(value: Any, path: tuple[Any, ...], above: set[int]) -> Any:
 
 def _with_parts(value: Any, path: tuple[Any, ...]) -> Any:
     """Copy of the containers of a state that have `DTensor`s, with entries to load in the places of these."""
+    if describes_itself(value):
+        return boxes_to_load(value, key_of(path))
     if is_divided(value):
         return parts_to_load(divided_tensor(value, key_of(path)), value, key_of(path))
-    if not isinstance(value, dict | list) or not _contains(value, is_divided):
+    if not isinstance(value, dict | list) or not _contains(value, has_parts):
         return value
     items = value.items() if isinstance(value, dict) else enumerate(value)
     return _same_container(value, [(key, _with_parts(below, (*path, key))) for key, below in items])
@@ -304,6 +312,8 @@ def _with_parts(value: Any, path: tuple[Any, ...]) -> Any:
 
 def _entry_of(value: Any, path: tuple[Any, ...]) -> Any:
     """Entry of a `DTensor`, whose key is its path as in DCP; another value as it is."""
+    if describes_itself(value):
+        return boxes_to_save(value, key_of(path))
     if not is_divided(value):
         return value
     return divided_tensor(value, key_of(path)) or TensorElsewhere(key_of(path), value)
@@ -480,7 +490,7 @@ def _check(value: Any, path: tuple[Any, ...]) -> _Destination:
 
 
 def _is_shard(value: Any) -> bool:
-    return isinstance(value, ShardedBase | LocalNonpersistentObject) or is_divided(value)
+    return isinstance(value, ShardedBase | LocalNonpersistentObject) or has_parts(value)
 
 
 def _has_shard(value: Any) -> bool:
