@@ -69,7 +69,7 @@ def _of_side(opened: CheckpointFolder, side: SideFile, progress: Callable[[int],
                 check(opened)
             except CheckpointError as error:
                 yield str(error)
-        else:
+        elif name == DCP_METADATA or not opened.is_plain:  # `dcp.save` writes no other
             yield f"{name}: must be among the files of {SIDE_NAME}, but is not"
 
 

@@ -191,8 +191,12 @@ def _dictionary(found: Any, where: str) -> dict[str, Any]:
     return found
 
 
-def open_folder(path: Path) -> CheckpointFolder:
+def open_folder(path: Path, *, reads_paths: bool = True) -> CheckpointFolder:
     """Opens a checkpoint of Trackbed, Megatron Core or torch.
+
+    Args:
+        path: path of the folder.
+        reads_paths: False to leave the paths of a checkpoint of `dcp.save` to the caller, who has them.
 
     Raises:
         CheckpointError: there is none, or it is damaged.
@@ -202,7 +206,10 @@ def open_folder(path: Path) -> CheckpointFolder:
         with naming_other_programs(path, side):
             for name, stored in side.files.items():
                 _check_size(path, name, stored.num_bytes)
-        return CheckpointFolder(path, side.catalogue, side)
+        # One that `dcp.save` has written, through a `StorageWriter`, has neither.
+        may_be_plain = reads_paths and {COMMON_NAME, CONFIG_NAME}.isdisjoint(side.files)
+        catalogue = _with_paths(path, side.catalogue) if may_be_plain else side.catalogue
+        return CheckpointFolder(path, catalogue, side, is_plain=bool(catalogue.paths))
     config = maybe_load_config(path)
     if config is not None and config.sharded_backend not in _BACKENDS:
         raise CheckpointError(
@@ -218,6 +225,12 @@ def open_folder(path: Path) -> CheckpointFolder:
             found = f"{DCP_METADATA} cannot be read: there is none" if path.is_dir() else "there is no such folder"
         raise CheckpointError(f"{path}: must be a distributed checkpoint, but {found}{_hint_of_others(path)}")
     return _without_side(path, decode_metadata(content), is_plain=config is None)
+
+
+def _with_paths(path: Path, catalogue: Catalogue) -> Catalogue:
+    """Contents with the paths that `.metadata` has."""
+    content = maybe_read_file(path, DCP_METADATA)
+    return catalogue if content is None else replace(catalogue, paths=decode_metadata(content).paths)
 
 
 def _hint_of_others(path: Path) -> str:
@@ -289,7 +302,7 @@ def open_for_all(path: Path, meeting: Meeting) -> CheckpointFolder:
             SideFile.decode(catalogue_text).catalogue, paths={key: tuple(place) for key, place in paths}
         )
         return _without_side(path, catalogue, is_plain=is_plain)
-    opened = open_folder(path)
+    opened = open_folder(path, reads_paths=False)
     # Another job may replace the checkpoint after rank 0 has looked and before this rank does. Without the comparison
     # each would load a part of its own save.
     if opened.side is None or opened.side.save_id != save_id:
@@ -297,7 +310,8 @@ def open_for_all(path: Path, meeting: Meeting) -> CheckpointFolder:
         raise CheckpointError(
             f"{path}: must be the same checkpoint on all ranks, of save {save_id}, but is of save {found}"
         )
-    return opened
+    catalogue = replace(opened.catalogue, paths={key: tuple(place) for key, place in paths})
+    return replace(opened, catalogue=catalogue, is_plain=is_plain)
 
 
 def load_common(path: Path) -> dict[str, Any]:

@@ -183,6 +183,11 @@ def _file_name(name: str) -> str:
 
 def encode_metadata(catalogue: Catalogue) -> bytes:
     """Writes `.metadata` for a catalogue, for torch and Megatron Core."""
+    return pickle.dumps(metadata_of(catalogue), protocol=4)
+
+
+def metadata_of(catalogue: Catalogue) -> metadata.Metadata:
+    """Describes a catalogue as torch does."""
     state: dict[str, Any] = {}
     storage: dict[metadata.MetadataIndex, Any] = {}
     rows = list(
@@ -204,5 +209,4 @@ def encode_metadata(catalogue: Catalogue) -> bytes:
     for key, row in catalogue.objects.items():
         state[key] = metadata.BytesStorageMetadata()
         add(metadata.MetadataIndex(key), row)
-    found = metadata.Metadata(state, None, storage, metadata.StorageMeta(), "1.0.0")
-    return pickle.dumps(found, protocol=4)
+    return metadata.Metadata(state, None, storage, metadata.StorageMeta(), "1.0.0")

@@ -1,0 +1,370 @@
+"""Storage for `torch.distributed.checkpoint`: its planners, Trackbed's files, checksums and commit.
+
+    dcp.save(state, storage_writer=StorageWriter("checkpoints/step-0000100"))
+    dcp.load(state, storage_reader=StorageReader("checkpoints/step-0000100"))
+
+A checkpoint appears whole or not at all, and is read by `trackbed.load`, by `dcp.load` without a reader of its own, and
+by `trackbed ckpt`. The reader also reads checkpoints that `trackbed.save` has written, with their plain values.
+
+Contract: https://pytorch.org/docs/2.13/distributed.checkpoint.html
+"""
+
+import io
+import os
+import pickle
+import uuid
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint import filesystem, metadata, planner, storage
+from torch.distributed.checkpoint._nested_dict import flatten_state_dict
+from torch.distributed.distributed_c10d import _get_default_store
+from torch.futures import Future
+
+from trackbed.checkpoint.folder import (
+    CheckpointFolder,
+    commit_checkpoint,
+    data_name,
+    is_checkpoint,
+    local_folder,
+    open_folder,
+    target_folder,
+)
+from trackbed.checkpoint.format.catalogue import CatalogueBuilder
+from trackbed.checkpoint.format.dcp_metadata import DCP_METADATA, metadata_of
+from trackbed.checkpoint.format.extents import SIDE_NAME, FileChecksum, SideFile
+from trackbed.checkpoint.io.boxes import BoxReader, BoxToFill, fill_boxes
+from trackbed.checkpoint.io.file_writer import WrittenItem, write_items
+from trackbed.errors import CheckpointError, TrackbedError
+from trackbed.files.checksum import crc32
+from trackbed.files.publish import remove_partial, write_new
+from trackbed.files.publish_folder import flush_files, make_partial_folder
+
+Folder = str | os.PathLike[str]
+_STORE_KEY: Final = "trackbed/dcp/"
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenPlace:
+    """Place of an item in the file of a rank, which the ranks send to the first one."""
+
+    file: str
+    file_bytes: int
+    file_crc: int
+    item: WrittenItem
+
+
+class StorageWriter(storage.StorageWriter):
+    """Writes what the planners of `dcp.save` and `dcp.async_save` say. May be pickled before it is used.
+
+    Args:
+        folder: folder of the checkpoint, of which an earlier one is replaced. None if `dcp.save` gets a
+            `checkpoint_id`.
+        direct: True to write past the page cache where the file system allows it.
+
+    Raises:
+        ArgumentError: the folder is an address of an object store, or no path.
+    """
+
+    def __init__(self, folder: Folder | None = None, *, direct: bool = True) -> None:
+        super().__init__()
+        self._folder = None if folder is None else local_folder(os.fspath(folder))
+        self._direct = direct
+        self._rank = 0
+        self._partial: Path | None = None
+        self._remove: Any = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The arguments alone: a save belongs to one process."""
+        return {"folder": self._folder, "direct": self._direct}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        """Restores the arguments."""
+        self.__init__(state["folder"], direct=state["direct"])  # type: ignore[misc]
+
+    @property
+    def checkpoint_id(self) -> Path | None:
+        """Folder of the checkpoint."""
+        return self._folder
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: Folder) -> bool:
+        """True for a folder of a file system. Addresses of object stores are none."""
+        return _is_local(checkpoint_id)
+
+    def reset(self, checkpoint_id: Folder | None = None) -> None:
+        """Begins a save, into another folder if one is given."""
+        if checkpoint_id is not None:
+            self._folder = local_folder(os.fspath(checkpoint_id))
+        self._forget()
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:  # noqa: FBT001  torch's
+        """Checks the folder.
+
+        Raises:
+            CheckpointError: there is none.
+            ArgumentError: it cannot become a checkpoint.
+        """
+        if self._folder is None:
+            raise CheckpointError("StorageWriter: must have a folder: give it one, or checkpoint_id to dcp.save")
+        if kwargs.get("use_collectives") is False:
+            raise CheckpointError("StorageWriter: use_collectives must be True, since rank 0 commits for all ranks")
+        self._folder = target_folder(self._folder)
+        self._rank = kwargs.get("rank", dist.get_rank() if dist.is_initialized() else 0)
+
+    def prepare_local_plan(self, plan: planner.SavePlan) -> planner.SavePlan:
+        """Returns the plan as it is."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[planner.SavePlan]) -> list[planner.SavePlan]:
+        """Creates the partial folder, and tells the other ranks its path."""
+        final = self._target()
+        final.parent.mkdir(parents=True, exist_ok=True)
+        self._partial = make_partial_folder(final, may_replace=is_checkpoint)
+        self._remove = weakref.finalize(self, remove_partial, self._partial)
+        if dist.is_initialized():
+            # Not in the plans: planners may keep those of an earlier save.
+            _get_default_store().set(f"{_STORE_KEY}{final}", str(self._partial))
+        return plans
+
+    def write_data(self, plan: planner.SavePlan, planner: planner.SavePlanner) -> Future[list[storage.WriteResult]]:
+        """Writes the items of this rank to one file. Returns a future that is done.
+
+        Raises:
+            CheckpointError: this rank does not see the folder.
+            OSError: the file cannot be written.
+        """
+        folder = self._partial
+        if folder is None:
+            folder = Path(_get_default_store().get(f"{_STORE_KEY}{self._target()}").decode())
+        if not folder.is_dir():
+            raise CheckpointError(
+                f"{folder}: must be a folder on a file system that all ranks share, but this rank does not see it"
+            )
+        name, items = data_name(self._rank), list(plan.items)
+        results = []
+        if items:
+            written = write_items(folder / name, _values(items, planner), direct=self._direct)
+            results = [
+                storage.WriteResult(
+                    item.index, found.num_bytes, WrittenPlace(name, written.num_bytes, written.crc, found)
+                )
+                for item, found in zip(items, written.items, strict=True)
+            ]
+        future: Future[list[storage.WriteResult]] = Future()
+        future.set_result(results)
+        return future
+
+    def finish(self, metadata: metadata.Metadata, results: list[list[storage.WriteResult]]) -> None:
+        """Writes `.metadata` and the side file, and gives the folder its name.
+
+        Raises:
+            CheckpointError: something that is described was not written.
+            OSError: a file cannot be written or renamed.
+        """
+        if self._partial is None:
+            raise CheckpointError("StorageWriter: finish must be called where prepare_global_plan was")
+        write_descriptions(self._partial, metadata, [one for of_rank in results for one in of_rank])
+        commit_checkpoint(self._partial, self._target())
+        self._remove.detach()
+        self._forget()
+
+    def _target(self) -> Path:
+        if self._folder is None:
+            raise CheckpointError("StorageWriter: must have a folder")
+        return self._folder
+
+    def _forget(self) -> None:
+        """Removes what is left of a save that failed."""
+        if self._remove is not None:
+            self._remove()
+        self._partial = self._remove = None
+
+
+def _values(items: Sequence[planner.WriteItem], source: planner.SavePlanner) -> Iterator[torch.Tensor | bytes]:
+    """Yields tensors, and bytes of objects, one at a time: a planner may copy them."""
+    for item in items:
+        value = source.resolve_data(item)
+        yield value.detach() if isinstance(value, torch.Tensor) else bytes(value.getbuffer())
+
+
+def write_descriptions(folder: Path, described: metadata.Metadata, results: Iterable[storage.WriteResult]) -> None:
+    """Writes `.metadata` as torch has it, and the side file with checksums, and flushes them.
+
+    Args:
+        folder: folder with the files of all ranks.
+        described: what the planner says of the checkpoint.
+        results: results of all ranks.
+
+    Raises:
+        CheckpointError: something that is described was not written.
+    """
+    builder = CatalogueBuilder()
+    boxes: dict[tuple[str, tuple[int, ...]], tuple[int, ...]] = {}
+    for key, value in described.state_dict_metadata.items():
+        if isinstance(value, metadata.TensorStorageMetadata):
+            builder.add_tensor(key, value.properties.dtype, tuple(value.size))
+            boxes |= {(key, tuple(chunk.offsets)): tuple(chunk.sizes) for chunk in value.chunks}
+    files: dict[str, FileChecksum] = {}
+    places: dict[metadata.MetadataIndex, Any] = {}
+    for result in results:
+        place: WrittenPlace = result.storage_data
+        files[place.file] = FileChecksum(place.file_bytes, place.file_crc)
+        key, offset, item = result.index.fqn, result.index.offset, place.item
+        places[result.index] = filesystem._StorageInfo(place.file, item.start, item.num_bytes)
+        if offset is None:
+            builder.add_object(key, file=place.file, start=item.start, num_bytes=item.num_bytes, sums=item.sums)
+            continue
+        size = boxes.pop((key, tuple(offset)), None)
+        if size is None:
+            raise CheckpointError(f"{key}: each box must be written once, and be described, but one at {offset} is not")
+        builder.add_box(
+            key,
+            tuple(offset),
+            size,
+            file=place.file,
+            start=item.start,
+            num_bytes=item.num_bytes,
+            payload_start=item.payload_start,
+            payload_bytes=item.payload_bytes,
+            sums=item.sums,
+        )
+    for key, first in boxes:
+        raise CheckpointError(f"{key}: all that is described must be written, but the box at {first} is not")
+    text = pickle.dumps(replace(described, storage_data=places), protocol=4)
+    files[DCP_METADATA] = FileChecksum(len(text), crc32(text))
+    contents = {DCP_METADATA: text, SIDE_NAME: SideFile(uuid.uuid4().hex, files, builder.build()).encode()}
+    for name, content in contents.items():
+        write_new(folder / name, content)
+    flush_files(folder / name for name in contents)
+
+
+class StorageReader(storage.StorageReader):
+    """Reads checkpoints of Trackbed, torch and Megatron Core for `dcp.load`, with the checksums that they have.
+
+    Args:
+        folder: folder of the checkpoint. None if `dcp.load` gets a `checkpoint_id`.
+
+    Raises:
+        ArgumentError: the folder is an address of an object store, or no path.
+    """
+
+    def __init__(self, folder: Folder | None = None) -> None:
+        super().__init__()
+        self._folder = None if folder is None else local_folder(os.fspath(folder))
+        self._opened: CheckpointFolder | None = None
+        self._values: dict[str, Any] = {}
+
+    @property
+    def checkpoint_id(self) -> Path | None:
+        """Folder of the checkpoint."""
+        return self._folder
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: Folder) -> bool:
+        """True for a folder of a file system. Addresses of object stores are none."""
+        return _is_local(checkpoint_id)
+
+    def reset(self, checkpoint_id: Folder | None = None) -> None:
+        """Begins a load, from another folder if one is given."""
+        if checkpoint_id is not None:
+            self._folder = local_folder(os.fspath(checkpoint_id))
+        self._opened = None
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> metadata.Metadata:
+        """Describes the checkpoint. Plain values are objects, nested as the planner of torch flattens them.
+
+        Raises:
+            CheckpointError: there is none, or it is damaged.
+        """
+        opened = self._open()
+        catalogue = opened.catalogue
+        found = metadata_of(catalogue)
+        paths: dict[str, Any] = dict(catalogue.paths)
+        if not opened.is_plain:
+            self._values, more = flatten_state_dict(opened.load_common(catalogue.tensors.__contains__))
+            paths |= more
+            for key, value in self._values.items():
+                found.state_dict_metadata[key] = _described(value)
+                found.storage_data[metadata.MetadataIndex(key, None)] = None
+        return replace(found, planner_data=paths)
+
+    def set_up_storage_reader(self, metadata: metadata.Metadata, *args: Any, **kwargs: Any) -> None:
+        """Does nothing: `read_metadata` has opened the checkpoint."""
+
+    def prepare_local_plan(self, plan: planner.LoadPlan) -> planner.LoadPlan:
+        """Returns the plan as it is."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[planner.LoadPlan]) -> list[planner.LoadPlan]:
+        """Returns the plans as they are."""
+        return plans
+
+    def read_data(self, plan: planner.LoadPlan, planner: planner.LoadPlanner) -> Future[None]:
+        """Fills the tensors and objects that a plan asks for. Returns a future that is done.
+
+        Raises:
+            CheckpointError: a file is damaged, or has classes that are not allowed.
+        """
+        opened = self._open()
+        places: list[BoxToFill] = []
+        filled = []
+        with torch.no_grad(), opened.naming_replacement(), BoxReader(opened.path, opened.catalogue) as reader:
+            for item in plan.items:
+                key = item.storage_index.fqn
+                if item.type.name == "BYTE_IO":
+                    value = self._values[key] if key in self._values else reader.read_object(key)
+                    planner.load_bytes(item, _pickled(value))
+                    continue
+                target = planner.resolve_tensor(item).detach()
+                offset = item.storage_index.offset or (0,) * target.ndim
+                first = tuple(at + more for at, more in zip(offset, item.storage_offsets, strict=True))
+                if key in self._values:
+                    region = tuple(slice(low, low + size) for low, size in zip(first, target.shape, strict=True))
+                    target.copy_(self._values[key][region])
+                else:
+                    places.append(BoxToFill(key, target, first))
+                filled.append((item, target))
+            fill_boxes(places, opened.path, opened.catalogue, lambda: None)
+        for item, target in filled:
+            planner.commit_tensor(item, target)
+        future: Future[None] = Future()
+        future.set_result(None)
+        return future
+
+    def _open(self) -> CheckpointFolder:
+        if self._folder is None:
+            raise CheckpointError("StorageReader: must have a folder: give it one, or checkpoint_id to dcp.load")
+        if self._opened is None:
+            self._opened = open_folder(self._folder)
+        return self._opened
+
+
+def _described(value: Any) -> Any:
+    """What DCP says of a value: a tensor in one piece, or an object."""
+    if not isinstance(value, torch.Tensor):
+        return metadata.BytesStorageMetadata()
+    properties = metadata.TensorProperties(dtype=value.dtype)
+    whole = metadata.ChunkStorageMetadata(torch.Size((0,) * value.ndim), value.size())
+    return metadata.TensorStorageMetadata(properties, value.size(), [whole])
+
+
+def _pickled(value: Any) -> io.BytesIO:
+    """A value as `torch.save` writes it, which DCP's planners read."""
+    content = io.BytesIO()
+    torch.save(value, content)
+    content.seek(0)
+    return content
+
+
+def _is_local(checkpoint_id: Folder) -> bool:
+    try:
+        local_folder(os.fspath(checkpoint_id))
+    except (TrackbedError, TypeError):
+        return False
+    return True

@@ -1,0 +1,72 @@
+"""torch's functions for checkpoints, with Trackbed's storage."""
+
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+
+import trackbed
+from tests.support.processes.launching import run_script
+from trackbed.checkpoint import find_damage
+from trackbed.checkpoint.dcp import StorageReader, StorageWriter
+from trackbed.comm import SOLO
+from trackbed.errors import ArgumentError
+
+RANK = Path(__file__).parent / "dcp_rank.py"
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled", "ignore:TypedStorage is deprecated")
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("size", [2, pytest.param(1, marks=pytest.mark.slow)])
+def test_torchs_functions_save_and_load_through_trackbeds_storage(size, tmp_path):
+    found = run_script(RANK, size, tmp_path, limit_seconds=240)
+    assert [lines[0] for lines in found] == [["cached", "cached again", "id", "process", "save", "thread"]] * size
+
+
+def test_a_checkpoint_of_trackbed_is_read_with_its_plain_values(tmp_path):
+    state = {"w": trackbed.ShardedTensor.from_rank_offsets("w", torch.arange(6.0)), "list": [1, {"a": torch.ones(2)}]}
+    trackbed.save({**state, "step": 3}, tmp_path / "own", group=SOLO)
+    request = {"w": torch.zeros(6), "list": [0, {"a": torch.zeros(2)}], "step": 0}
+    dcp.load(request, storage_reader=StorageReader(tmp_path / "own"), no_dist=True)
+    assert request["w"].tolist() == list(range(6))
+    assert (request["step"], request["list"][0], request["list"][1]["a"].tolist()) == (3, 1, [1.0, 1.0])
+
+
+def test_damage_is_found_by_dcp_load(tmp_path):
+    dcp.save({"w": torch.arange(100_000.0)}, storage_writer=StorageWriter(tmp_path / "saved"), no_dist=True)
+    (file,) = (tmp_path / "saved").glob("*.distcp")
+    content = bytearray(file.read_bytes())
+    content[200_000] ^= 1
+    file.write_bytes(content)
+    assert len(list(find_damage(tmp_path / "saved"))) >= 1
+    with pytest.raises(dcp.api.CheckpointException, match=r"saved: .*__0_0.distcp: w: the checksum"):
+        dcp.load({"w": torch.zeros(100_000)}, storage_reader=StorageReader(tmp_path / "saved"), no_dist=True)
+
+
+def test_a_folder_with_other_files_and_an_earlier_checkpoint(tmp_path):
+    for value in (1.0, 2.0):
+        dcp.save({"w": torch.full((3,), value)}, storage_writer=StorageWriter(tmp_path / "saved"), no_dist=True)
+    request = {"w": torch.zeros(3)}
+    dcp.load(request, checkpoint_id=tmp_path / "saved", no_dist=True)
+    assert request["w"].tolist() == [2.0] * 3
+    assert [path.name for path in tmp_path.iterdir()] == ["saved"]
+
+
+@pytest.mark.parametrize("kind", [StorageWriter, StorageReader])
+def test_addresses_are_refused_and_folders_are_needed(kind):
+    with pytest.raises(ArgumentError, match="must be on a file system, found an address"):
+        kind("s3://bucket/step")
+    assert not kind.validate_checkpoint_id("s3://bucket/step")
+    assert kind.validate_checkpoint_id("/tmp/x")
+    assert not kind.validate_checkpoint_id(3)
+    call, name = (dcp.save, "storage_writer") if kind is StorageWriter else (dcp.load, "storage_reader")
+    with pytest.raises(dcp.api.CheckpointException, match="must have a folder"):
+        call({"w": torch.ones(1)}, **{name: kind()}, no_dist=True)
+
+
+def test_a_writer_is_pickled_before_it_is_used(tmp_path):
+    writer = pickle.loads(pickle.dumps(StorageWriter(tmp_path / "saved", direct=False)))
+    dcp.save({"w": torch.ones(2)}, storage_writer=writer, no_dist=True)
+    assert torch.equal(trackbed.open_checkpoint(tmp_path / "saved")["w"][:], torch.ones(2))
