@@ -20,6 +20,7 @@ from trackbed.checkpoint.format.config_file import CONFIG_NAME, maybe_load_confi
 from trackbed.checkpoint.format.dcp_metadata import DCP_METADATA, decode_metadata
 from trackbed.checkpoint.format.extents import SIDE_NAME, SideFile
 from trackbed.checkpoint.format.safe_pickle import load_torch_item
+from trackbed.checkpoint.format.safetensors_files import catalogue_of, find_files
 from trackbed.checkpoint.io.boxes import BoxReader
 from trackbed.checkpoint.io.file_reader import maybe_read_file
 from trackbed.checkpoint.ranks import Meeting
@@ -218,6 +219,8 @@ def open_folder(path: Path, *, reads_paths: bool = True) -> CheckpointFolder:
     if config is None and (path / COMMON_NAME).exists():
         raise CheckpointError(f"{path}: must be a complete checkpoint, but has no {CONFIG_NAME}")
     content = maybe_read_file(path, DCP_METADATA)
+    if content is None and config is None and path.is_dir() and (names := find_files(path)):
+        return CheckpointFolder(path, catalogue_of(path, names), None, is_plain=True)
     if content is None:
         if path.is_file():
             found = "is a file: torch.load reads those of torch.save"
@@ -235,8 +238,6 @@ def _with_paths(path: Path, catalogue: Catalogue) -> Catalogue:
 
 def _hint_of_others(path: Path) -> str:
     """Names the last checkpoint in a folder of checkpoints, or another format of the files."""
-    if any(path.glob("*.safetensors")):
-        return "; its files are in the format of safetensors, which safetensors.torch.load_file reads"
     others = sorted(one.parent.name for one in path.glob(f"*/{DCP_METADATA}"))
     return f"; {others[-1]} in it is one" if others else ""
 
@@ -294,13 +295,13 @@ def open_for_all(path: Path, meeting: Meeting) -> CheckpointFolder:
     head, _, catalogue_text = content.partition(b"\n")
     save_id, is_plain, paths = orjson.loads(head)
     if save_id is None:
-        if not (path / DCP_METADATA).exists():
-            raise CheckpointError(
-                f"{path}: must be a folder on a file system that all ranks share, but this rank does not see it"
-            )
         catalogue = replace(
             SideFile.decode(catalogue_text).catalogue, paths={key: tuple(place) for key, place in paths}
         )
+        if not any((path / name).exists() for name in (DCP_METADATA, *catalogue.files[:1])):
+            raise CheckpointError(
+                f"{path}: must be a folder on a file system that all ranks share, but this rank does not see it"
+            )
         return _without_side(path, catalogue, is_plain=is_plain)
     opened = open_folder(path, reads_paths=False)
     # Another job may replace the checkpoint after rank 0 has looked and before this rank does. Without the comparison

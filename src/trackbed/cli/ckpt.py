@@ -3,6 +3,7 @@
 import contextlib
 import json
 import math
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -99,6 +100,75 @@ def inspect(folder: Path, *, as_json: bool) -> None:
     click.echo(f"files: {len(fields['files']):,}")
     click.echo(f"common state: {', '.join(map(_printable, fields['common_keys'])) or 'none'}")
     click.echo(f"tensors and objects: {len(rows):,}; `trackbed ckpt ls` lists them")
+
+
+@ckpt.command(short_help="Write the model as files of safetensors.")
+@_FOLDER
+@click.argument("target", metavar="OUT", type=click.Path(path_type=Path))
+@click.option("--dtype", type=click.Choice(["fp32", "bf16", "fp16"]), help="Type of tensors of floating point.")
+@click.option(
+    "--rename",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="File in JSON with new names by name; others stay.",
+)
+@click.option("--shard-size", default="5GB", show_default=True, help="Size of the tensors of one file.")
+def export(folder: Path, target: Path, dtype: str | None, rename: Path | None, shard_size: str) -> None:
+    """Write the model of a checkpoint to a new folder, in Hugging Face's layout.
+
+    These are the tensors under `model.`, without that prefix; if there are none, all but those under `optimizer.`.
+    The folder appears whole or not at all. Put a `config.json` beside the files for `transformers`.
+    """
+    import torch
+
+    from trackbed.checkpoint.export import export_model
+    from trackbed.cli.progress import show_progress
+
+    names = None if rename is None else _renames(rename)
+    kind = {None: None, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
+    with show_progress("exporting") as progress:
+        found = export_model(
+            folder, target, dtype=kind, rename=names, file_bytes=_num_bytes(shard_size), progress=progress
+        )
+    size = sum(tensor.num_bytes for tensor in found)
+    click.echo(f"{target}: {number_of(len(found), 'tensor')}, {size:,} bytes")
+
+
+@ckpt.command("import", short_help="Make a checkpoint of files of safetensors.")
+@click.argument("folder", metavar="FOLDER", type=_CHECKPOINT)
+@click.argument("target", metavar="OUT", type=click.Path(path_type=Path))
+@click.option("--prefix", default="model.", show_default=True, help="Text before the names of the tensors.")
+def import_(folder: Path, target: Path, prefix: str) -> None:
+    """Make a checkpoint of a folder of safetensors, as Hugging Face's libraries write it."""
+    from trackbed.checkpoint.export import import_model
+
+    click.echo(f"{target}: {number_of(import_model(folder, target, prefix=prefix), 'tensor')}")
+
+
+_UNITS: Final = {"": 1, "B": 1} | {
+    f"{letter}{end}": base**power
+    for power, letter in enumerate("KMGT", start=1)
+    for end, base in (("B", 1000), ("iB", 1024))
+}
+
+
+def _num_bytes(text: str) -> int:
+    """Number of bytes, such as 5GB."""
+    found = re.fullmatch(r"(\d+) ?([A-Za-z]*)", text)
+    if found is None or found[2] not in _UNITS:
+        raise click.UsageError(f"--shard-size must be a number of bytes, such as 5GB or 500MiB, found {text!r}")
+    return int(found[1]) * int(_UNITS[found[2]])
+
+
+def _renames(path: Path) -> dict[str, str]:
+    """New names by name, from a file in JSON."""
+    try:
+        found = json.loads(path.read_text())
+    except ValueError as error:
+        raise click.UsageError(f"--rename: {path} must be JSON, but is not: {error}") from error
+    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found.values()):
+        raise click.UsageError(f"--rename: {path} must have texts by name, found {str(found)[:60]}")
+    return found
 
 
 @ckpt.command(short_help="Compare every byte of a checkpoint with its checksums.")

@@ -7,6 +7,7 @@ Tensors of the model have the key `model.NAME`. Those of torch's optimizers (`to
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -16,9 +17,11 @@ from torch.nn.parameter import is_lazy
 from trackbed.checkpoint import ShardedTensor
 from trackbed.checkpoint.folder import CheckpointFolder, local_folder, open_for_all
 from trackbed.checkpoint.format.catalogue import Catalogue
+from trackbed.checkpoint.format.safetensors_files import SUFFIX
 from trackbed.checkpoint.io.boxes import BoxReader
 from trackbed.checkpoint.load import PartialRequest, check_parts
 from trackbed.checkpoint.ranks import Meeting, Ranks, meet
+from trackbed.checkpoint.state.aliases import memory_of
 from trackbed.checkpoint.state.divided_tensors import is_divided
 from trackbed.checkpoint.state.partial_tensors import is_part
 from trackbed.checkpoint.state.sharded_tensor import check_key
@@ -267,16 +270,46 @@ def _request_for_model(
 ) -> tuple[dict[str, str], PartialRequest]:
     """Keys of stored objects of a model, by name, and the request for its tensors, which are filled in place."""
     entries, catalogue = _entries(models, rank, prefix), opened.catalogue
-    keys = _stored_keys(catalogue)
     start = f"{prefix}model."
-    if not any(key.startswith(start) for key in keys) and entries and entries.keys() <= keys.keys():
-        keys = {f"{start}{name}": keys[name] for name in entries}  # the model of torchtitan is at the top
+    keys = _stored_keys(catalogue)
+    keys |= _keys_of_tied(entries, keys, start)
     plain = common.get(f"{prefix}model", {})
     extra = _stored_objects(catalogue, entries, prefix)
+    tensors = {name for name, value in entries.items() if isinstance(value, ShardedTensor) or is_divided(value)}
+    if tensors <= keys.keys() and not all(f"{start}{name}" in keys for name in tensors):
+        keys = {f"{start}{name}": keys[name] for name in tensors}  # at the top, as in torchtitan and safetensors
+        _check_all_used(opened, set(keys.values()))
     found = {*map(name_in_module, keys), *(f"{start}{name}" for name in extra)}
     _check_keys(opened.path, found, plain, entries, prefix)
     wanted = {f"{prefix}model": _wanted_tensors(entries, keys, catalogue, plain, prefix)}
     return extra, check_parts(wanted, opened, rename=keys, allow_cast=allow_cast)
+
+
+def _keys_of_tied(entries: Mapping[str, Any], stored: Mapping[str, str], start: str) -> dict[str, str]:
+    """Stored keys for names that are not stored, of tensors that have another name which is: tied weights.
+
+    Files of safetensors have one name of such tensors.
+    """
+    names: dict[Any, list[str]] = {}
+    for name, value in entries.items():
+        tensor = value.data if isinstance(value, ShardedTensor) else value._local_tensor if is_divided(value) else None
+        if tensor is not None and tensor.layout is torch.strided:
+            names.setdefault(memory_of(tensor), []).append(name)
+    found: dict[str, str] = {}
+    for same in names.values():
+        for at in (start, ""):
+            known = [stored[f"{at}{name}"] for name in same if f"{at}{name}" in stored]
+            found |= {f"{at}{name}": known[0] for name in same if known and f"{at}{name}" not in stored}
+    return found
+
+
+def _check_all_used(opened: CheckpointFolder, used: set[str]) -> None:
+    """Checks that a model takes all tensors of files of safetensors, which have nothing else."""
+    unused = opened.catalogue.tensors.keys() - used
+    if unused and all(name.endswith(SUFFIX) for name in opened.catalogue.files):
+        raise CheckpointError(
+            f"{opened.path}: the model must have every tensor of the checkpoint, but lacks {_first_of(unused)}"
+        )
 
 
 def _stored_keys(catalogue: Catalogue) -> dict[str, str]:
@@ -556,6 +589,6 @@ def _hint_of_prefixes(stored: set[str]) -> str:
     return f", but some with the prefix {', '.join(map(repr, found[:5]))}" if found else ""
 
 
-def _first_of(keys: set[str]) -> str:
+def _first_of(keys: AbstractSet[str]) -> str:
     more = f" and {number_of(len(keys) - 1, 'other')}" if len(keys) > 1 else ""
     return min(keys) + more

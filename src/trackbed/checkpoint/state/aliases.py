@@ -14,7 +14,7 @@ def note_aliases(entries: Sequence[DividedTensor]) -> None:
     """Sets `alias_of` of entries that have the memory, and the place on the mesh, of an earlier one."""
     first: dict[Any, str] = {}
     for entry in entries:
-        known = (_memory_of(entry.data), entry.shape, entry.division)
+        known = (memory_of(entry.data), entry.shape, entry.division)
         key = first.setdefault(known, entry.key)
         entry.alias_of = "" if key == entry.key else key
 
@@ -26,7 +26,7 @@ def aliases_of(shards: Sequence[ShardedTensor | ShardedObject]) -> dict[str, str
         if isinstance(shard, ShardedObject) or shard.data is None or shard.data.layout is not torch.strided:
             of_key[shard.key] = None
             continue
-        place = (_memory_of(shard.data), tuple(shard.global_shape), tuple(shard.global_offset), shard.prepend_axis_num)
+        place = (memory_of(shard.data), tuple(shard.global_shape), tuple(shard.global_offset), shard.prepend_axis_num)
         found = of_key.setdefault(shard.key, [])
         if found is not None:
             found.append(place)
@@ -38,7 +38,8 @@ def aliases_of(shards: Sequence[ShardedTensor | ShardedObject]) -> dict[str, str
     return aliases
 
 
-def _memory_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+def memory_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """The memory of a dense tensor, its layout there, and its type: the same for two names of one tensor."""
     # The storage itself, not its address, which is 0 for all that have no elements.
     storage = tensor.untyped_storage()._cdata
     bits = tensor.dtype, tensor.is_conj(), tensor.is_neg()
