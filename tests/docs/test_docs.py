@@ -381,7 +381,7 @@ def test_states_move_from_pytorch_as_the_page_says(tmp_path):
     assert set(saved.state_dict_metadata) == {"model.weight", "model.bias"} | tensors
 
 
-@pytest.mark.parametrize("page", ["tokenise-a-corpus", "tokenise-on-a-cluster", "train-bert-and-t5"])
+@pytest.mark.parametrize("page", ["tokenise-a-corpus", "tokenise-on-a-cluster", "train-bert-and-t5", "move-from-dcp"])
 def test_the_program_of_a_page_runs(page, tmp_path):
     program = "".join(snippets("python", (ROOT / "docs" / "how-to" / f"{page}.md").read_text()))
     main = f"def main():\n{textwrap.indent(program, '    ')}\nif __name__ == '__main__':\n    main()\n"
@@ -433,8 +433,7 @@ def test_the_page_on_checkpoints_runs_alone_and_its_program_on_two_ranks(tmp_pat
         cwd=tmp_path,
         check=True,
     )
-    (console,) = snippets("console", page)
-    for line in console.strip().splitlines():
+    for line in "".join(snippets("console", page)).strip().splitlines():
         program, *arguments = line.removeprefix("$ ").split("#")[0].split()
         assert program == "trackbed"
         run = subprocess.run([sys.executable, "-m", "trackbed", *arguments], cwd=tmp_path, check=False)
