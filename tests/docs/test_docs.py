@@ -4,7 +4,6 @@ import doctest
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import textwrap
@@ -12,6 +11,7 @@ from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from torch.distributed import checkpoint as dcp
@@ -287,11 +287,11 @@ def test_the_program_for_fsdp2_is_killed_and_goes_on_on_another_number_of_ranks(
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
-        start_new_session=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     ) as ranks:
         assert next(line for line in ranks.stdout if "step 10" in line)
-        os.killpg(ranks.pid, signal.SIGKILL)
+        for process in [*psutil.Process(ranks.pid).children(recursive=True), ranks]:  # in sessions of their own
+            process.kill()
     saved = sorted(path.name for path in (first_hour / "checkpoints-fsdp2").glob("step-*"))
     assert saved[:1] == ["step-0000010"]
     assert not torchrun(first_hour, "fsdp2.py", 1).startswith("step 10")
