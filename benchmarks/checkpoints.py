@@ -5,7 +5,10 @@ the files are on the disk. CPU time is that of all ranks and of the processes th
 
     python -m benchmarks.checkpoints                      all of it: half an hour, and 10 GB of disk
     python -m benchmarks.checkpoints --ranks 2 --save     only the saves of two ranks; likewise `--load`
-    python -m benchmarks.checkpoints --states small       only one of the states replicated, sharded and small
+    python -m benchmarks.checkpoints --states small       only one of the states, or some
+
+States: "replicated" on all ranks, "sharded" by rows, and "divided", the same rows as DTensors, as FSDP2 has them, of
+2 GB each; "small", 20,000 tensors, and "divided-small", as many DTensors.
 """
 
 import argparse
@@ -37,6 +40,7 @@ from trackbed.checkpoint import ShardedTensor, load, save
 
 WIDTH, LAYERS, VOCABULARY = 1280, 24, 22000
 NUM_SMALL = 20_000
+STATES = ["replicated", "sharded", "divided", "small", "divided-small"]
 ROUNDS = 5
 BLOCK = 16 << 20
 Shapes = dict[str, tuple[int, ...]]
@@ -70,9 +74,9 @@ def gpt_shapes(width: int = WIDTH) -> Shapes:
 
 
 def small_shapes() -> Shapes:
-    """Shapes of 20,000 tensors of 1 to 64 KiB."""
+    """Shapes of 20,000 tensors of 1 to 64 KiB, whose rows 4 ranks can divide evenly."""
     draw = random.Random(1)
-    return {f"small.{number}": (draw.randrange(64, 4096), 4) for number in range(NUM_SMALL)}
+    return {f"small.{number}": (draw.randrange(64, 4096) // 4 * 4, 4) for number in range(NUM_SMALL)}
 
 
 @dataclass(slots=True)
@@ -83,20 +87,23 @@ class State:
     """Tensors of this rank: whole ones, or rows."""
     shapes: Shapes
     is_sharded: bool
+    is_divided: bool
+    """True if Trackbed gets DTensors."""
 
     @classmethod
     def make(cls, kind: str) -> "State":
-        """Creates "replicated", "sharded" or "small"."""
+        """Creates one of the states."""
         rank, size = dist.get_rank(), dist.get_world_size()
-        is_sharded = kind == "sharded"
-        shapes = small_shapes() if kind == "small" else gpt_shapes(WIDTH if size <= 2 else 832)
+        is_divided = kind.startswith("divided")
+        is_sharded = kind == "sharded" or is_divided
+        shapes = small_shapes() if kind.endswith("small") else gpt_shapes(WIDTH if size <= 2 else 832)
         tensors = {}
         for number, (key, shape) in enumerate(shapes.items()):
             whole = torch.arange(number, number + torch.Size(shape).numel(), dtype=torch.float32).view(shape)
             tensors[key] = (
                 whole[rank * shape[0] // size : (rank + 1) * shape[0] // size].clone() if is_sharded else whole
             )
-        return cls(tensors, shapes, is_sharded)
+        return cls(tensors, shapes, is_sharded, is_divided)
 
     @property
     def num_bytes(self) -> int:
@@ -180,13 +187,18 @@ def savers(state: State) -> dict[str, Callable[[Path], None]]:
             entries = dict(theirs) if not is_wrapped else state.sharded_state(package.ShardedTensor)
             package.save(entries, str(folder), strategy)
 
+    torchs: dict[str, Callable[[Path], None]] = {
+        "DCP": lambda folder: dcp.save(plain, checkpoint_id=str(folder)) and None,
+        "raw O_DIRECT": lambda folder: write_raw(folder, state.num_bytes // dist.get_world_size()),
+    }
+    if state.is_divided:
+        return {"Trackbed": lambda folder: save(plain, folder), **torchs}
     return {
         "Trackbed": lambda folder: save(ours, folder),
         "Trackbed, direct=False": lambda folder: save(ours, folder, direct=False),
-        "DCP": lambda folder: dcp.save(plain, checkpoint_id=str(folder)) and None,
+        **torchs,
         "megatron-core": lambda folder: megatron(folder, is_wrapped=False),
         "megatron-core, FullyParallelSave": lambda folder: megatron(folder, is_wrapped=True),
-        "raw O_DIRECT": lambda folder: write_raw(folder, state.num_bytes // dist.get_world_size()),
     }
 
 
@@ -211,7 +223,8 @@ def loaders(state: State, folder: Path) -> dict[str, Callable[[], None]]:
     ours, plain = state.sharded_state(ShardedTensor), state.torch_state()
     saving = savers(state)
     for name, contender in (("ours", "Trackbed"), ("dcp", "DCP"), ("megatron", "megatron-core")):
-        saving[contender](folder / name)
+        if contender in saving:
+            saving[contender](folder / name)
 
     def megatron(*, is_wrapped: bool) -> None:
         with shim:
@@ -223,11 +236,14 @@ def loaders(state: State, folder: Path) -> dict[str, Callable[[], None]]:
             if loaded[key].data_ptr() != tensor.data_ptr():
                 tensor.copy_(loaded[key])
 
+    asked = plain if state.is_divided else ours
     found = {
-        "Trackbed": lambda: load(ours, folder / "ours") and None,
+        "Trackbed": lambda: load(asked, folder / "ours") and None,
         "DCP": lambda: dcp.load(plain, checkpoint_id=str(folder / "dcp")),
-        "megatron-core": lambda: megatron(is_wrapped=False),
     }
+    if state.is_divided:
+        return found
+    found["megatron-core"] = lambda: megatron(is_wrapped=False)
     if dist.get_world_size() > 1 and not state.is_sharded:
         found["megatron-core, FullyParallelLoad"] = lambda: megatron(is_wrapped=True)
     return found
@@ -373,7 +389,7 @@ def main() -> int:
     """Starts the ranks."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--states", nargs="+", default=["replicated", "sharded", "small"])
+    parser.add_argument("--states", nargs="+", default=STATES)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--save", action="store_true")
     parser.add_argument("--load", action="store_true")
