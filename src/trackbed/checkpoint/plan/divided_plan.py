@@ -234,7 +234,8 @@ def _joined(arrays: list[Int64s]) -> Int64s:
 
 
 def _widened(boxes: Int64s, num_axes: int, fill: int) -> Int64s:
-    return np.pad(boxes, ((0, 0), (0, num_axes - boxes.shape[1])), constant_values=fill)
+    missing = num_axes - boxes.shape[1]
+    return np.pad(boxes, ((0, 0), (0, missing)), constant_values=fill) if missing else boxes
 
 
 def _whole(shape: Numbers) -> LocalBox:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Final, NamedTuple, Self
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -72,7 +73,9 @@ class Division(NamedTuple):
         """Boxes of a tensor that are in one rank's part, in the order of their elements there."""
         runs: list[Runs] = [[(0, size)] for size in shape]
         for count, place, (axis, pieces) in zip(self.mesh_shape, coordinate, self.placements, strict=True):
-            if axis >= 0:
+            if axis >= 0 and pieces == 1:
+                runs[axis] = _chunk(runs[axis], count, place)
+            elif axis >= 0:
                 runs[axis] = _joined(
                     run for number in range(pieces) for run in _chunk(_chunk(runs[axis], pieces, number), count, place)
                 )
@@ -84,6 +87,8 @@ class Division(NamedTuple):
 
 UNDIVIDED: Final = Division((), (), ())
 """Division of a tensor that each rank has whole."""
+_places: Final[WeakKeyDictionary[Any, dict[Any, tuple[Division, Numbers | None]]]] = WeakKeyDictionary()
+"""Results of `_place_of`, by mesh."""
 
 
 def division_of(shape: Sequence[int], ranks: Sequence[int], mesh_shape: Sequence[int], placements: Any) -> Division:
@@ -210,15 +215,14 @@ def divided_tensor(value: Any, key: str) -> DividedTensor | None:
     Raises:
         CheckpointError: its placements, or the class of its part, cannot be stored.
     """
-    mesh, shape = value.device_mesh, tuple(value.shape)
-    coordinate = mesh.get_coordinate()
-    if coordinate is None:
-        return None
+    shape = tuple(value.shape)
     try:
-        division = division_of(shape, mesh.mesh.flatten().tolist(), tuple(mesh.shape), value.placements)
+        division, coordinate = _place_of(value.device_mesh, value.placements, shape)
     except CheckpointError as error:
         raise CheckpointError(f"{key}: {error}") from None
-    local = value.detach()._local_tensor
+    if coordinate is None:
+        return None
+    local = value._local_tensor.detach()
     if type(local) is not torch.Tensor:
         raise CheckpointError(
             f"{key}: the local part of a DTensor must be a plain tensor, but is of {type(local).__name__}: describe it "
@@ -236,6 +240,19 @@ def divided_tensor(value: Any, key: str) -> DividedTensor | None:
             f"{[(box.offset, box.shape) for box in boxes]}, but has the shape {tuple(local.shape)}"
         )
     return DividedTensor(key, local, local.dtype, shape, division, boxes)
+
+
+def _place_of(mesh: Any, placements: tuple[Any, ...], shape: Numbers) -> tuple[Division, Numbers | None]:
+    """Division of a tensor on a mesh, and this rank's place there. Meshes are slow to ask, and few."""
+    known = _places.setdefault(mesh, {})
+    found = known.get((placements, len(shape)))
+    if found is None:
+        place = mesh.get_coordinate()
+        ranks, mesh_shape = mesh.mesh.flatten().tolist(), tuple(mesh.shape)
+        # On a rank outside of the mesh the shape of a tensor may be anything.
+        division = division_of(shape, ranks, mesh_shape, placements) if place is not None else UNDIVIDED
+        found = known[placements, len(shape)] = division, None if place is None else tuple(place)
+    return found
 
 
 def undivided_tensor(value: torch.Tensor, path: tuple[Any, ...]) -> DividedTensor:
