@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import trackbed
-from trackbed.comm import run_ranks
+from trackbed.comm import SOLO, run_ranks
 from trackbed.errors import CheckpointError, TrackbedError
 
 
@@ -83,3 +83,8 @@ def test_an_address_is_no_folder_of_a_checkpoint(address, tmp_path, monkeypatch)
         with pytest.raises(TrackbedError, match=words):
             call(address)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_load_of_no_checkpoint_says_where_none_may_come_from(tmp_path):
+    with pytest.raises(CheckpointError, match="must be a path, but is None, as latest_checkpoint returns"):
+        trackbed.load_sharded_state(trackbed.latest_checkpoint(tmp_path), torch.nn.Linear(1, 1), group=SOLO)

@@ -368,6 +368,10 @@ def local_folder(path: str | Path) -> Path:
     Raises:
         ArgumentError: it is the address of an object store, or no path.
     """
+    if path is None:
+        raise ArgumentError(
+            "the folder of a checkpoint must be a path, but is None, as latest_checkpoint returns where there is none"
+        )
     if not isinstance(path, str | os.PathLike):
         raise ArgumentError(
             f"the folder of a checkpoint must be a path, but is of {type(path).__name__}: the state comes first, then "
