@@ -22,7 +22,7 @@ import trackbed
 from trackbed.checkpoint import find_damage
 from trackbed.checkpoint.dcp import StorageReader, StorageWriter
 
-FOLDER = Path(sys.argv[1])
+FOLDER = Path(*sys.argv[1:2])
 
 
 class Part:

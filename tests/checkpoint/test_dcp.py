@@ -70,3 +70,29 @@ def test_a_writer_is_pickled_before_it_is_used(tmp_path):
     writer = pickle.loads(pickle.dumps(StorageWriter(tmp_path / "saved", direct=False)))
     dcp.save({"w": torch.ones(2)}, storage_writer=writer, no_dist=True)
     assert torch.equal(trackbed.open_checkpoint(tmp_path / "saved")["w"][:], torch.ones(2))
+
+
+def test_a_reader_goes_to_another_folder_and_sees_what_is_new(tmp_path):
+    trackbed.save({"n": 1, "w": torch.ones(2)}, tmp_path / "a", group=SOLO)
+    dcp.save({"n": 2, "w": torch.full((2,), 2.0)}, storage_writer=StorageWriter(tmp_path / "b"), no_dist=True)
+    reader = StorageReader()
+    for name, value in (("a", 1), ("b", 2), ("a", 1)):
+        request = {"n": 0, "w": torch.zeros(2)}
+        dcp.load(request, checkpoint_id=tmp_path / name, storage_reader=reader, no_dist=True)
+        assert (request["n"], request["w"].tolist()) == (value, [value] * 2)
+    reader = StorageReader(tmp_path / "b")
+    for value in (3, 4):
+        dcp.save({"n": value}, storage_writer=StorageWriter(tmp_path / "b"), no_dist=True)
+        request = {"n": 0}
+        dcp.load(request, storage_reader=reader, no_dist=True)
+        assert request["n"] == value
+
+
+def test_nothing_and_values_whose_keys_collide(tmp_path):
+    dcp.save({}, storage_writer=StorageWriter(tmp_path / "nothing"), no_dist=True)
+    dcp.load({}, storage_reader=StorageReader(tmp_path / "nothing"), no_dist=True)
+    assert trackbed.load(tmp_path / "nothing", group=SOLO) == {}
+    trackbed.save({"x": {"a.b": 1, "a": {"b": 2}}, "step": 3}, tmp_path / "own", group=SOLO)
+    request = {"step": 0}
+    dcp.load(request, storage_reader=StorageReader(tmp_path / "own"), no_dist=True)
+    assert request["step"] == 3

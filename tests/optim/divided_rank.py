@@ -30,7 +30,7 @@ from trackbed import (
 from trackbed.comm import SOLO
 from trackbed.errors import CheckpointError
 
-FOLDER = Path(sys.argv[1])
+FOLDER = Path(*sys.argv[1:2])
 BEFORE, AFTER = 3, 3
 
 

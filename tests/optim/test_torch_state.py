@@ -248,3 +248,83 @@ def test_a_complete_state_as_a_plain_value_is_loaded_too(tmp_path):
     other, theirs = wrapped(SOLO, 2)
     load_sharded_state(tmp_path / "full", other, theirs)
     assert same(theirs.full_state_dict()["state"], own.full_state_dict()["state"])
+
+
+class Shared(torch.optim.Optimizer):
+    """Optimizer whose averages begin in one memory, and have nested, odd and flat values beside them."""
+
+    def __init__(self, params, more=None):
+        self.more = more or {}
+        super().__init__(params, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for param in group["params"]:
+                state = self.state[param]
+                if not state:
+                    zeros = torch.zeros_like(param)
+                    state.update(fast=zeros, slow=zeros, flat=torch.zeros(param.numel()), **copy.deepcopy(self.more))
+                state["fast"] = state["fast"] * 0.5 + param.grad
+                state["slow"] = state["slow"] * 0.9 + param.grad
+                state["flat"] += 1
+                param -= 0.01 * state["fast"]
+
+
+def test_states_that_share_memory_in_the_program_come_back_apart(tmp_path):
+    model = new_model(1)
+    optimizer = Shared(model.parameters(), {"nested": {"m": torch.ones(2)}, "list": [1, torch.ones(3)], "none": None})
+    for _ in range(2):
+        step(model, optimizer)
+    trackbed.save(sharded_state(model, optimizer, group=SOLO), tmp_path / "saved", group=SOLO)
+    other = new_model(2)
+    theirs = Shared(other.parameters(), {"nested": {"m": torch.zeros(2)}, "list": [0, torch.zeros(3)], "none": None})
+    for param in other.parameters():
+        zeros = torch.zeros_like(param)
+        theirs.state[param].update(fast=zeros, slow=zeros)
+    load_sharded_state(tmp_path / "saved", other, theirs, group=SOLO)
+    assert same(theirs.state_dict()["state"], optimizer.state_dict()["state"])
+    assert theirs.state[other[0].weight]["flat"].shape == (24,)
+
+
+@pytest.mark.parametrize("field", ["ema.fast", "q/shard_0_1", 3])
+def test_keys_of_states_that_cannot_be_keys_are_refused(field):
+    model = new_model(1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer.state[model[0].weight][field] = torch.ones(2)
+    with pytest.raises(CheckpointError, match="the keys of its states must be texts without"):
+        sharded_state(model, optimizer, group=SOLO)
+
+
+def test_lbfgs_over_one_parameter_goes_on(tmp_path):
+    def step_of(model, optimizer):
+        def closure():
+            optimizer.zero_grad()
+            loss = model(torch.ones(2, 3)).square().sum()
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+
+    torch.manual_seed(1)
+    model = nn.Linear(3, 2, bias=False)
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=2)
+    step_of(model, optimizer)
+    trackbed.save(sharded_state(model, optimizer, group=SOLO), tmp_path / "saved", group=SOLO)
+    other = nn.Linear(3, 2, bias=False)
+    theirs = torch.optim.LBFGS(other.parameters(), lr=1.0, max_iter=2)
+    load_sharded_state(tmp_path / "saved", other, theirs, group=SOLO)
+    step_of(model, optimizer)
+    step_of(other, theirs)
+    assert torch.equal(model.weight, other.weight)
+
+
+def test_groups_with_options_of_several_elements_are_merged(tmp_path):
+    model = new_model(1)
+    params = list(model.parameters())
+    groups = [{"params": params[:2], "mask": torch.ones(2)}, {"params": params[2:], "mask": torch.zeros(2)}]
+    saved(tmp_path / "saved", model, torch.optim.SGD(groups, lr=0.1, momentum=0.9))
+    other = new_model(2)
+    theirs = torch.optim.SGD(other.parameters(), lr=1.0, momentum=0.9)
+    load_sharded_state(tmp_path / "saved", other, theirs, group=SOLO)
+    assert torch.equal(theirs.param_groups[0]["mask"], torch.ones(2))

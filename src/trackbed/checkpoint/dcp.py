@@ -9,7 +9,9 @@ by `trackbed ckpt`. The reader also reads checkpoints that `trackbed.save` has w
 Contract: https://pytorch.org/docs/2.13/distributed.checkpoint.html
 """
 
+import contextlib
 import io
+import logging
 import os
 import pickle
 import uuid
@@ -44,6 +46,8 @@ from trackbed.errors import CheckpointError, TrackbedError
 from trackbed.files.checksum import crc32
 from trackbed.files.publish import remove_partial, write_new
 from trackbed.files.publish_folder import flush_files, make_partial_folder
+
+logger = logging.getLogger(__name__)
 
 Folder = str | os.PathLike[str]
 _STORE_KEY: Final = "trackbed/dcp/"
@@ -128,9 +132,9 @@ class StorageWriter(storage.StorageWriter):
         self._partial = make_partial_folder(final, may_replace=is_checkpoint)
         self._remove = weakref.finalize(self, remove_partial, self._partial)
         if dist.is_initialized():
-            # Not in the plans: planners may keep those of an earlier save.
-            _get_default_store().set(f"{_STORE_KEY}{final}", str(self._partial))
-        return plans
+            # Planners may keep plans of an earlier save, with the folder of that one: the store has the newest.
+            _get_default_store().set(_key_of(final), str(self._partial))
+        return [replace(plan, storage_data=str(self._partial)) for plan in plans]
 
     def write_data(self, plan: planner.SavePlan, planner: planner.SavePlanner) -> Future[list[storage.WriteResult]]:
         """Writes the items of this rank to one file. Returns a future that is done.
@@ -139,9 +143,7 @@ class StorageWriter(storage.StorageWriter):
             CheckpointError: this rank does not see the folder.
             OSError: the file cannot be written.
         """
-        folder = self._partial
-        if folder is None:
-            folder = Path(_get_default_store().get(f"{_STORE_KEY}{self._target()}").decode())
+        folder = self._partial_of(plan)
         if not folder.is_dir():
             raise CheckpointError(
                 f"{folder}: must be a folder on a file system that all ranks share, but this rank does not see it"
@@ -174,6 +176,19 @@ class StorageWriter(storage.StorageWriter):
         self._remove.detach()
         self._forget()
 
+    def _partial_of(self, plan: planner.SavePlan) -> Path:
+        """The partial folder that the first rank has made."""
+        if self._partial is not None:
+            return self._partial
+        if isinstance(plan.storage_data, str) and Path(plan.storage_data).is_dir():
+            return Path(plan.storage_data)
+        key = _key_of(self._target())
+        if not dist.is_initialized() or not _get_default_store().check([key]):  # it is set before any rank gets here
+            raise CheckpointError(
+                f"{self._target()}: must be the same folder on all ranks, but the first rank saves to another one"
+            )
+        return Path(_get_default_store().get(key).decode())
+
     def _target(self) -> Path:
         if self._folder is None:
             raise CheckpointError("StorageWriter: must have a folder")
@@ -184,6 +199,11 @@ class StorageWriter(storage.StorageWriter):
         if self._remove is not None:
             self._remove()
         self._partial = self._remove = None
+
+
+def _key_of(folder: Path) -> str:
+    """Key of the store under which ranks find the partial folder of a checkpoint."""
+    return f"{_STORE_KEY}{os.path.realpath(folder)}"
 
 
 def _values(items: Sequence[planner.WriteItem], source: planner.SavePlanner) -> Iterator[torch.Tensor | bytes]:
@@ -236,6 +256,12 @@ def write_descriptions(folder: Path, described: metadata.Metadata, results: Iter
         )
     for key, first in boxes:
         raise CheckpointError(f"{key}: all that is described must be written, but the box at {first} is not")
+    for name, stored in files.items():
+        if not (folder / name).is_file() or (folder / name).stat().st_size != stored.num_bytes:
+            raise CheckpointError(
+                f"{folder / name}: must have been written by a rank, but is not there: did another job save to the "
+                "same folder?"
+            )
     text = pickle.dumps(replace(described, storage_data=places), protocol=4)
     files[DCP_METADATA] = FileChecksum(len(text), crc32(text))
     contents = {DCP_METADATA: text, SIDE_NAME: SideFile(uuid.uuid4().hex, files, builder.build()).encode()}
@@ -275,6 +301,7 @@ class StorageReader(storage.StorageReader):
         if checkpoint_id is not None:
             self._folder = local_folder(os.fspath(checkpoint_id))
         self._opened = None
+        self._values = {}
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> metadata.Metadata:
         """Describes the checkpoint. Plain values are objects, nested as the planner of torch flattens them.
@@ -282,12 +309,13 @@ class StorageReader(storage.StorageReader):
         Raises:
             CheckpointError: there is none, or it is damaged.
         """
+        self.reset()  # torch calls this first in each load, and `reset` only if it has a `checkpoint_id`
         opened = self._open()
         catalogue = opened.catalogue
         found = metadata_of(catalogue)
         paths: dict[str, Any] = dict(catalogue.paths)
         if not opened.is_plain:
-            self._values, more = flatten_state_dict(opened.load_common(catalogue.tensors.__contains__))
+            self._values, more = _flattened(opened.load_common(catalogue.tensors.__contains__))
             paths |= more
             for key, value in self._values.items():
                 found.state_dict_metadata[key] = _described(value)
@@ -343,6 +371,20 @@ class StorageReader(storage.StorageReader):
         if self._opened is None:
             self._opened = open_folder(self._folder)
         return self._opened
+
+
+def _flattened(values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Plain values by key, and the path of each, as torch flattens them. Values whose keys collide are left out."""
+    try:
+        return flatten_state_dict(values)
+    except ValueError as error:
+        logger.warning("plain values are left out whose keys are not unique when joined by dots: %s", error)
+    found: tuple[dict[str, Any], dict[str, Any]] = {}, {}
+    for key, value in values.items():
+        with contextlib.suppress(ValueError):
+            for part, more in zip(found, flatten_state_dict({key: value}), strict=True):
+                part.update({name: one for name, one in more.items() if name not in part})
+    return found
 
 
 def _described(value: Any) -> Any:

@@ -13,11 +13,12 @@ import torch
 from trackbed.checkpoint.folder import CheckpointFolder, local_folder, open_folder
 from trackbed.checkpoint.format.safetensors_files import (
     INDEX_NAME,
+    METADATA,
     NAMES,
     SUFFIX,
     encode_header,
-    find_files,
-    read_header,
+    has_files,
+    read_folder,
 )
 from trackbed.checkpoint.io.box_parts import cut_box
 from trackbed.checkpoint.io.boxes import BoxReader
@@ -31,7 +32,7 @@ from trackbed.files.publish_folder import commit_folder, flush_files, make_parti
 
 Progress = Callable[[int, int], None]
 MODEL: Final = "model."
-_OPTIMIZER: Final = "optimizer."
+_OPTIMIZER: Final = "optimizer"
 _SLAB_BYTES: Final = 32 << 20
 FILE_BYTES: Final = 5_000_000_000
 """Bytes of tensors in one file, by default, as in Hugging Face's libraries."""
@@ -131,7 +132,7 @@ def find_model(
     keys = [key for key in catalogue.tensors if key.startswith(MODEL)]
     names = {key: key.removeprefix(MODEL) for key in keys}
     if not keys:
-        names = {key: key for key in catalogue.tensors if not key.startswith(_OPTIMIZER)}
+        names = {key: key for key in catalogue.tensors if _OPTIMIZER not in key.split(".")}
     if not names:
         plain = " Its model is a plain value: save sharded_state(model)." if "model" in opened.load_common() else ""
         raise CheckpointError(f"{opened.path}: must have tensors of a model, but has none.{plain}")
@@ -150,6 +151,8 @@ def find_model(
                 continue  # another name of a tensor that is there already
             places.add(place)
         name = rename.get(old, old)
+        if name == METADATA:
+            raise ArgumentError(f"rename: must give {old!r} another name, since {METADATA!r} is none of a tensor")
         if name in found:
             raise ArgumentError(f"rename: must give each tensor a name of its own, but gives {name!r} to two")
         kind = dtype if dtype is not None and stored.dtype.is_floating_point else stored.dtype
@@ -223,15 +226,11 @@ def import_model(folder: str | Path, target: str | Path, *, prefix: str = MODEL)
         OSError: a file cannot be written.
     """
     source = local_folder(folder)
-    names = find_files(source)
-    if not names:
+    if not has_files(source):
         raise CheckpointError(f"{source}: must have files that end in {SUFFIX}, but has none")
     state: dict[str, Any] = {}
-    for name in names:
-        tensors, first = read_header(source / name)
+    for name, tensors, first in read_folder(source):
         for key, place in tensors.items():
-            if key in state:
-                raise CheckpointError(f"{key}: must be in one file, but is in {name} and another one")
             data = _mapped(source / name, first + place.start, place.stop - place.start)
             zeros = (0,) * len(place.shape)
             data = data.view(place.dtype).view(place.shape)

@@ -20,7 +20,7 @@ from trackbed.checkpoint.format.config_file import CONFIG_NAME, maybe_load_confi
 from trackbed.checkpoint.format.dcp_metadata import DCP_METADATA, decode_metadata
 from trackbed.checkpoint.format.extents import SIDE_NAME, SideFile
 from trackbed.checkpoint.format.safe_pickle import load_torch_item
-from trackbed.checkpoint.format.safetensors_files import catalogue_of, find_files
+from trackbed.checkpoint.format.safetensors_files import catalogue_of, has_files
 from trackbed.checkpoint.io.boxes import BoxReader
 from trackbed.checkpoint.io.file_reader import maybe_read_file
 from trackbed.checkpoint.ranks import Meeting
@@ -210,7 +210,8 @@ def open_folder(path: Path, *, reads_paths: bool = True) -> CheckpointFolder:
         # One that `dcp.save` has written, through a `StorageWriter`, has neither.
         may_be_plain = reads_paths and {COMMON_NAME, CONFIG_NAME}.isdisjoint(side.files)
         catalogue = _with_paths(path, side.catalogue) if may_be_plain else side.catalogue
-        return CheckpointFolder(path, catalogue, side, is_plain=bool(catalogue.paths))
+        is_empty = may_be_plain and not catalogue.tensors and not catalogue.objects
+        return CheckpointFolder(path, catalogue, side, is_plain=bool(catalogue.paths) or is_empty)
     config = maybe_load_config(path)
     if config is not None and config.sharded_backend not in _BACKENDS:
         raise CheckpointError(
@@ -219,8 +220,8 @@ def open_folder(path: Path, *, reads_paths: bool = True) -> CheckpointFolder:
     if config is None and (path / COMMON_NAME).exists():
         raise CheckpointError(f"{path}: must be a complete checkpoint, but has no {CONFIG_NAME}")
     content = maybe_read_file(path, DCP_METADATA)
-    if content is None and config is None and path.is_dir() and (names := find_files(path)):
-        return CheckpointFolder(path, catalogue_of(path, names), None, is_plain=True)
+    if content is None and config is None and path.is_dir() and has_files(path):
+        return CheckpointFolder(path, catalogue_of(path), None, is_plain=True)
     if content is None:
         if path.is_file():
             found = "is a file: torch.load reads those of torch.save"

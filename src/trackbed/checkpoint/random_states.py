@@ -3,7 +3,7 @@
 import logging
 import random
 import sys
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 import numpy as np
 import torch
@@ -56,7 +56,8 @@ def restore_random_states(saved: Any, *, group: Ranks = None) -> bool:
     """
     with meet("restore_random_states", group) as meeting:
         ranks = saved.get("ranks") if isinstance(saved, dict) else None
-        if not isinstance(ranks, list) or not all(isinstance(one, bytes) for one in ranks) or "seed" not in saved:
+        seed = saved.get("seed") if isinstance(saved, dict) else None
+        if not isinstance(ranks, list) or not all(isinstance(one, bytes) for one in ranks) or not _is_seed(seed):
             raise CheckpointError(f"{_WHERE}: must be what random_states() returned, found {type(saved).__name__}")
         states = [_decoded(ranks[meeting.rank])] if len(ranks) == meeting.size else []
         fits = [len(state["devices"]) in (0, _num_devices()) for state in states]
@@ -73,8 +74,12 @@ def restore_random_states(saved: Any, *, group: Ranks = None) -> bool:
             )
         else:
             logger.warning("%s: saved with other GPUs: each rank begins a stream of its own", _WHERE)
-        _begin_streams(int(saved["seed"]), meeting.rank)
+        _begin_streams(seed, meeting.rank)
         return False
+
+
+def _is_seed(value: Any) -> TypeGuard[int]:
+    return type(value) is int and value >= 0
 
 
 def _own_state() -> bytes:

@@ -7,6 +7,7 @@ shape of the parameter, is whole on every rank; any other belongs to its rank, a
 
 import copy
 import logging
+from collections import Counter
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias, get_args
@@ -19,6 +20,7 @@ from trackbed.checkpoint.folder import CheckpointFolder
 from trackbed.checkpoint.io.boxes import BoxReader
 from trackbed.checkpoint.ranks import Meeting
 from trackbed.checkpoint.state.divided_tensors import divided_tensor, is_divided, parts_to_load
+from trackbed.checkpoint.state.partial_tensors import tensors_in
 from trackbed.errors import ArgumentError, CheckpointError
 from trackbed.grads.parameter_set import name_in_module
 from trackbed.optim.state_parts import MAIN
@@ -121,19 +123,31 @@ def state_of(
         rest = {key: value for key, value in saved.items() if key not in ("state", "param_groups")}
         if rest:
             others[str(number)] = copy.deepcopy(rest)
-    local = _place_plain_tensors(states, meeting, prefix)
-    more = {"others": others, "local": local}
+    _check_fields(states)
+    local, whole = _place_plain_tensors(states, meeting, prefix)
+    more = {"others": others, "local": local, "whole": whole}
     found = {name: state for name, (_, state) in states.items()}
     return {"state": found, "param_groups": groups, **{key: value for key, value in more.items() if value}}
 
 
+def _check_fields(states: Mapping[str, tuple[Any, State]]) -> None:
+    """Checks the keys of states, which are parts of stored keys."""
+    for name, (_, state) in states.items():
+        for field in state:
+            if not isinstance(field, str) or "." in field or "/" in field:
+                raise ArgumentError(
+                    f"optimizer: the keys of its states must be texts without '.' and '/', but that of {name} has "
+                    f"{field!r}"
+                )
+
+
 def _place_plain_tensors(
     states: Mapping[str, tuple[Any, State]], meeting: Meeting, prefix: str
-) -> dict[str, list[str]]:
+) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
     """Collective over the ranks: replaces plain tensors of `DTensor`s' states by what is saved of them; see the module.
 
     Returns:
-        Fields that are each rank's part, by parameter name.
+        Fields that are each rank's part, and fields that are whole on every rank, by parameter name.
     """
     own = [
         (name, field, _kind_of(value, param))
@@ -147,15 +161,36 @@ def _place_plain_tensors(
         for name, field, kind in of_rank:
             kinds.setdefault((name, field), set()).add(kind)
     local: dict[str, list[str]] = {}
+    whole: dict[str, list[str]] = {}
+
     for name, field, _ in own:
         param, state = states[name]
         if kinds[name, field] == {_PART}:
             state[field] = _divided_like(param, state[field])
             local.setdefault(name, []).append(field)
-        elif kinds[name, field] != {_WHOLE}:
-            key = f"{prefix}optimizer.state.{name}.{field}"
-            state[field] = ShardedObject(key, state[field], (meeting.size,), (meeting.rank,))
-    return local
+        elif kinds[name, field] == {_WHOLE}:
+            whole.setdefault(name, []).append(field)
+        else:
+            state[field] = _of_rank(f"{prefix}optimizer.state.{name}.{field}", state[field], meeting)
+    if any(is_divided(param) for param, _ in states.values()):
+        # `save` stores tensors in dictionaries under keys of their own, beside DTensors.
+        for name, (_, state) in states.items():
+            for field, value in state.items():
+                is_entry = torch.is_tensor(value) or isinstance(value, ShardedObject)
+                found = [] if is_entry else [one for _, one in tensors_in(value)]
+                if any(map(is_divided, found)):
+                    raise ArgumentError(
+                        f"optimizer: the DTensors in the state of {name} must lie directly in it, but {field!r} has "
+                        "some further down"
+                    )
+                if found:
+                    state[field] = _of_rank(f"{prefix}optimizer.state.{name}.{field}", value, meeting)
+    return local, whole
+
+
+def _of_rank(key: str, value: Any, meeting: Meeting) -> ShardedObject:
+    """Entry of a value that belongs to this rank."""
+    return ShardedObject(key, value, (meeting.size,), (meeting.rank,))
 
 
 def _kind_of(value: torch.Tensor, param: Any) -> str:
@@ -191,6 +226,10 @@ class StoredState:
     """Options of groups without parameters, in order."""
     local: Mapping[str, Sequence[str]]
     """Fields whose tensors were each rank's part, by parameter name."""
+    whole: Mapping[str, Sequence[str]]
+    """Fields of `DTensor`s whose tensors every rank had whole, by parameter name."""
+    is_own: bool
+    """True for the state of a `DataParallelOptimizer`, whose tensors may have one dimension."""
     others: Mapping[str, Any]
     """Further entries of the states of optimizers, by their number."""
 
@@ -244,6 +283,8 @@ def find_state(folder: CheckpointFolder, common: Mapping[str, Any], prefix: str,
         options | more,
         [without_names(group) for group in groups if not group["params"]],
         saved.get("local", {}) if isinstance(saved, Mapping) else {},
+        saved.get("whole", {}) if isinstance(saved, Mapping) else {},
+        isinstance(saved, Mapping) and isinstance(saved.get("divided"), Mapping),
         saved.get("others", {}) if isinstance(saved, Mapping) else {},
     )
 
@@ -305,23 +346,69 @@ def request_for(
     """
     wanted: dict[str, State] = {}
     for optimizer in optimizers:
-        casts = type(optimizer).__module__.startswith("torch.optim.")
+        casts, users = type(optimizer).__module__.startswith("torch.optim."), _users_of_storages(optimizer)
         for param in _params_of([optimizer]):
-            fields, own = stored.keys.get(names[param], {}), optimizer.state.get(param, {})
-            if fields:
-                wanted[names[param]] = {
-                    field: _target(folder, key, param, own.get(field), casts=casts and field != "step")
-                    for field, key in fields.items()
-                }
+            name, state = names[param], optimizer.state.get(param, {})
+            entries = {}
+            for field, key in stored.keys.get(name, {}).items():
+                own = state.get(field)
+                if not torch.is_tensor(own) or users.get(_storage_of(own)) != 1:
+                    own = None  # what shares its memory with another tensor is not filled
+                entries[field] = _target(
+                    folder,
+                    key,
+                    param,
+                    own,
+                    casts=casts and field != "step",
+                    may_be_flat=stored.is_own,
+                    is_whole=field in stored.whole.get(name, ()),
+                )
+            if entries:
+                wanted[name] = entries
     return wanted
 
 
-def _target(folder: CheckpointFolder, key: str, param: Any, own: Any, *, casts: bool) -> Any:
-    """Entry for a tensor of the state of a parameter, in the memory of the old state if there is one."""
+def _users_of_storages(optimizer: Optimizer) -> Counter[int]:
+    """Number of tensors in the states of an optimizer that have each storage; expanded ones count twice."""
+    users = Counter[int]()
+    for state in optimizer.state.values():
+        for value in state.values() if isinstance(state, dict) else ():
+            if torch.is_tensor(value) and value.layout is torch.strided:
+                local = _local_of(value)
+                pairs = zip(local.stride(), local.shape, strict=True)
+                is_expanded = any(stride == 0 and size > 1 for stride, size in pairs)
+                users[_storage_of(value)] += 2 if is_expanded else 1
+    return users
+
+
+def _local_of(value: Any) -> Any:
+    """This rank's part of a `DTensor`; another tensor as it is."""
+    return value._local_tensor if is_divided(value) else value
+
+
+def _storage_of(value: Any) -> int:
+    local = _local_of(value)
+    return int(local.untyped_storage()._cdata) if local.layout is torch.strided else -1
+
+
+def _target(
+    folder: CheckpointFolder, key: str, param: Any, own: Any, *, casts: bool, may_be_flat: bool, is_whole: bool
+) -> Any:
+    """Entry for a tensor of the state of a parameter.
+
+    Args:
+        folder: opened checkpoint.
+        key: its stored key.
+        param: the parameter.
+        own: tensor that has its place now, and may be filled; None if there is none.
+        casts: True to load it in the type of the parameter.
+        may_be_flat: True if it may be stored with one dimension instead of the parameter's.
+        is_whole: True if every rank has it whole, also of a `DTensor`.
+    """
     tensor = folder.catalogue.tensors.get(key)
     if tensor is None:
         raise CheckpointError(f"{key}: must be a tensor of the checkpoint, but is not there")
-    is_flat = tensor.shape == (param.numel(),) and param.dim() != 1
+    is_flat = may_be_flat and tensor.shape == (param.numel(),) and param.dim() != 1
     if is_flat and is_divided(param):
         raise CheckpointError(
             f"{key}: must have the shape {tuple(param.shape)} of its parameter to be loaded into a DTensor, but has "
@@ -331,14 +418,14 @@ def _target(folder: CheckpointFolder, key: str, param: Any, own: Any, *, casts: 
     # torch's own optimizers need the type of the parameter.
     are_floats = tensor.dtype.is_floating_point and param.is_floating_point()
     dtype = param.dtype if casts and (is_like_param or is_flat) and are_floats else tensor.dtype
-    if is_like_param and is_divided(param):
+    if is_like_param and is_divided(param) and not is_whole:
         value = own if _can_be_filled(own, param, dtype) else None
         if value is None:
             value = _divided_like(param, torch.empty_like(param.detach()._local_tensor, dtype=dtype))
         return parts_to_load(divided_tensor(value, key), value, key)
     local = param.detach()._local_tensor if is_divided(param) else param
     data = torch.empty(tensor.shape, dtype=dtype, device=local.device if is_like_param or is_flat else "cpu")
-    if is_like_param and _can_be_filled(own, param, dtype):
+    if is_like_param and not is_divided(param) and _can_be_filled(own, param, dtype):
         data = own
     zeros = (0,) * len(tensor.shape)
     if is_flat:
@@ -422,9 +509,9 @@ def load_state(
                     states[place] = {field: _as_saved(value, name, field, stored) for field, value in fields.items()}
         others = stored.others.get(str(number), {})
         optimizer.load_state_dict({**copy.deepcopy(others), "state": states, "param_groups": groups})
-        is_of_torch = type(optimizer).__module__.startswith("torch.optim.")
-        if not is_of_torch and type(optimizer).load_state_dict is Optimizer.load_state_dict:
-            _restore(optimizer, states)
+        if type(optimizer).load_state_dict is Optimizer.load_state_dict:
+            is_of_torch = type(optimizer).__module__.startswith("torch.optim.")
+            _restore(optimizer, states, only_numbers=is_of_torch)
         place_steps(optimizer)
     _tell_differences(optimizers, names, stored)
 
@@ -432,7 +519,17 @@ def load_state(
 def options_of_groups(members: Sequence[str], stored: StoredState) -> State:
     """Stored options of a group: those of most of its members."""
     found = [stored.options[name] for name in members if name in stored.options]
-    return max(found, key=lambda one: sum(other is one or other == one for other in found)) if found else {}
+    return max(found, key=lambda one: sum(_are_same(one, other) for other in found)) if found else {}
+
+
+def _are_same(one: State, other: State) -> bool:
+    """True for options of one group, or with equal values."""
+    if one is other:
+        return True
+    try:
+        return bool(one == other)
+    except (RuntimeError, ValueError):  # tensors of several elements
+        return False
 
 
 def _with_options(group: Mapping[str, Any], options: Mapping[str, Any]) -> State:
@@ -453,13 +550,20 @@ def _as_saved(value: Any, name: str, field: str, stored: StoredState) -> Any:
     return value._local_tensor if field in stored.local.get(name, ()) and is_divided(value) else value
 
 
-def _restore(optimizer: Optimizer, states: Mapping[int, State]) -> None:
-    """Gives states back what torch has cast to the type of their parameter, and texts, which it takes for lists."""
+def _restore(optimizer: Optimizer, states: Mapping[int, State], *, only_numbers: bool) -> None:
+    """Gives states back what torch has cast to the type of their parameter, and texts, which it takes for lists.
+
+    Args:
+        optimizer: an optimizer that has been loaded.
+        states: states that it was given.
+        only_numbers: True to leave tensors with dimensions in the type of the parameter, as torch's optimizers need it.
+    """
     for place, param in enumerate(_params_of([optimizer])):
         own = optimizer.state.get(param, {})
         for field, value in states.get(place, {}).items():
             if isinstance(value, torch.Tensor) and torch.is_tensor(own.get(field)):
-                own[field] = value.to(own[field].device)
+                if field != "step" and not (only_numbers and value.dim()):
+                    own[field] = value.to(own[field].device)
             elif field in own:
                 own[field] = value
 

@@ -8,7 +8,7 @@ Format: https://huggingface.co/docs/safetensors. A folder has `model.safetensors
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from math import prod
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -25,6 +25,7 @@ _HEAD_BYTES: Final = 8
 _MOST_HEADER_BYTES: Final = 100_000_000
 _MOST_INDEX_BYTES: Final = 1 << 30
 _ALIGNMENT: Final = 8
+_MOST_AXES: Final = 64
 NAMES: Final[Mapping[torch.dtype, str]] = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -133,6 +134,8 @@ def _place_of(name: str, key: str, entry: Any) -> TensorPlace:
             f"{name}: {key} must have whole numbers from 0 as sizes and offsets, found {str(entry)[:80]}"
         )
     place = TensorPlace(_DTYPES[dtype], tuple(shape), *offsets)
+    if len(shape) > _MOST_AXES or prod(max(1, size) for size in shape) >= 1 << 59:
+        raise CheckpointError(f"{name}: {key} must have a shape that torch can have, found {str(shape)[:80]}")
     num_bytes = prod(place.shape) * place.dtype.itemsize
     if place.stop - place.start != num_bytes:
         raise CheckpointError(
@@ -157,45 +160,57 @@ def _check_ranges(name: str, tensors: Mapping[str, TensorPlace], num_bytes: int)
         )
 
 
-def find_files(folder: Path) -> list[str]:
-    """Names of the files of safetensors in a folder: those of its index, or all; none if it has no such files.
+def has_files(folder: Path) -> bool:
+    """True for a folder with files of safetensors."""
+    return (folder / INDEX_NAME).exists() or any(folder.glob(f"*{SUFFIX}"))
+
+
+def read_folder(folder: Path) -> Iterator[tuple[str, dict[str, TensorPlace], int]]:
+    """Yields the name of each file of safetensors in a folder, and the result of `read_header`.
 
     Raises:
-        CheckpointError: the index is damaged, or names files outside of the folder.
+        CheckpointError: a file or the index is damaged, two files have one tensor, or the index says otherwise.
     """
+    file_of = _read_index(folder)
+    names = sorted(path.name for path in folder.glob(f"*{SUFFIX}")) if file_of is None else sorted({*file_of.values()})
+    found: dict[str, str] = {}
+    for name in names:
+        tensors, first = read_header(folder / name)
+        for key in tensors:
+            if key in found:
+                raise CheckpointError(f"{key}: must be in one file, but is in {found[key]} and {name}")
+            found[key] = name
+        yield name, tensors, first
+    if file_of is not None and file_of != found:
+        key = min(key for key in {*file_of, *found} if file_of.get(key) != found.get(key))
+        raise CheckpointError(
+            f"{INDEX_NAME}: must say where each tensor is, but says {file_of.get(key)} for {key}, which is in "
+            f"{found.get(key, 'none of its files')}"
+        )
+
+
+def _read_index(folder: Path) -> dict[str, str] | None:
+    """File of each tensor, as the index of a folder says; None if it has none."""
     index = folder / INDEX_NAME
     if not index.exists():
-        return sorted(path.name for path in folder.glob(f"*{SUFFIX}"))
+        return None
     if index.stat().st_size > _MOST_INDEX_BYTES:
         raise CheckpointError(f"{INDEX_NAME}: must have at most {_MOST_INDEX_BYTES:,} bytes")
     try:
-        names = json.loads(index.read_text())["weight_map"].values()
+        found: dict[str, str] = dict(json.loads(index.read_text())["weight_map"].items())
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{INDEX_NAME}: must have a weight_map in JSON, but has none: {error!r}") from error
-    for name in names:
+    for name in found.values():
         if not isinstance(name, str) or not name.endswith(SUFFIX) or Path(name).name != name or "\0" in name:
             raise CheckpointError(f"{INDEX_NAME}: must name files of this folder that end in {SUFFIX}, found {name!r}")
-    return sorted(set(names))
+    return found
 
 
-def catalogue_of(folder: Path, names: Iterable[str]) -> Catalogue:
-    """Contents of files of safetensors.
-
-    Args:
-        folder: their folder.
-        names: their names.
-
-    Raises:
-        CheckpointError: a file is damaged, or two have one tensor.
-    """
+def catalogue_of(folder: Path) -> Catalogue:
+    """Contents of a folder of safetensors; see `read_folder`."""
     builder = CatalogueBuilder()
-    file_of: dict[str, str] = {}
-    for name in names:
-        tensors, first = read_header(folder / name)
+    for name, tensors, first in read_folder(folder):
         for key, place in tensors.items():
-            other = file_of.setdefault(key, name)
-            if other != name:
-                raise CheckpointError(f"{key}: must be in one file, but is in {other} and {name}")
             num_bytes = place.stop - place.start
             builder.add_tensor(key, place.dtype, place.shape)
             zeros = (0,) * len(place.shape)
