@@ -1,4 +1,4 @@
-"""Gloo ranks that train a model divided by FSDP2, save it with its optimizer, and load it: `divided_rank.py FOLDER`.
+"""Gloo ranks that train a divided model, save it with its optimizer, and load it: `divided_rank.py FOLDER [STEPS]`.
 
 The first launch saves, and writes the whole tensors and the losses that follow; each launch loads what is there, on any
 number of ranks, under several meshes, and into a plain model.
@@ -17,7 +17,8 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 from trackbed import (
     DataParallelOptimizer,
@@ -31,7 +32,7 @@ from trackbed.comm import SOLO
 from trackbed.errors import CheckpointError
 
 FOLDER = Path(*sys.argv[1:2])
-BEFORE, AFTER = 3, 3
+BEFORE, AFTER = int("".join(sys.argv[2:3]) or 3), 3
 
 
 class Net(nn.Module):
@@ -98,6 +99,10 @@ KINDS = {
 
 def new(kind, mesh, seed, *, turned=False):
     model = new_model(seed)
+    if mesh is not None and mesh.mesh_dim_names == ("data", "tensor"):
+        plan = {"hidden": ColwiseParallel(output_layouts=Replicate())}
+        parallelize_module(model, mesh["tensor"], plan)
+        mesh = mesh["data"]
     if mesh is not None:
         for layer in (model.hidden, model.norm):
             fully_shard(layer, mesh=mesh)
@@ -207,7 +212,7 @@ def check_loads(kind, mesh):
     check_same(contents(model, optimizer, is_odd=is_odd), expected, (kind, "ours"))
     schedule.load_state_dict(found["schedule"])
     more = train(model, optimizer, schedule, range(BEFORE, BEFORE + AFTER))
-    if num_ranks == size:
+    if num_ranks == size and mesh.mesh_dim_names != ("data", "tensor"):
         assert more == losses, (kind, more, losses)
     load_sharded_state(FOLDER / kind, model, prefix="average.")
     assert torch.equal(whole(model.hidden.weight.detach()), expected["hidden.weight"])
@@ -275,6 +280,8 @@ def main():
     size = dist.get_world_size()
     meshes = [init_device_mesh("cpu", (size,))]
     meshes += [init_device_mesh("cpu", (size // 2, 2), mesh_dim_names=("copies", "parts"))] if size % 2 == 0 else []
+    if size == 4:
+        meshes.append(init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor")))
     for kind in KINDS:
         if not (FOLDER / f"{kind}.pt").exists():
             dist.barrier()
