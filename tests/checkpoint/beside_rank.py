@@ -259,7 +259,7 @@ def kinds_that_differ(folder, mesh):
 
 
 def large_tensors_of_later_ranks(folder, mesh):
-    """What rank 0 does not have is that of the first rank that has it."""
+    """A tensor that rank 0 lacks is stored by the first rank that has it."""
     rank = dist.get_rank()
     divided = distribute_tensor(torch.arange(6.0), mesh, [Shard(0)])
     save({"w": divided, **({"rope": torch.arange(20_000.0)} if rank else {})}, folder)

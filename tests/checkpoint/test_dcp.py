@@ -12,7 +12,7 @@ from tests.support.processes.launching import run_script
 from trackbed.checkpoint import find_damage
 from trackbed.checkpoint.dcp import StorageReader, StorageWriter
 from trackbed.comm import SOLO
-from trackbed.errors import ArgumentError
+from trackbed.errors import ArgumentError, CheckpointError
 
 RANK = Path(__file__).parent / "dcp_rank.py"
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled", "ignore:TypedStorage is deprecated")
@@ -86,6 +86,24 @@ def test_a_reader_goes_to_another_folder_and_sees_what_is_new(tmp_path):
         request = {"n": 0}
         dcp.load(request, storage_reader=reader, no_dist=True)
         assert request["n"] == value
+
+
+def test_damage_of_a_value_is_an_error_and_a_class_that_is_not_allowed_is_left_out(tmp_path, caplog):
+    dcp.save({"n": list(range(99)), "w": torch.ones(2)}, storage_writer=StorageWriter(tmp_path / "a"), no_dist=True)
+    dcp.save({"n": 3, "own": Path("x"), "odd": Odd()}, storage_writer=StorageWriter(tmp_path / "b"), no_dist=True)
+    found = trackbed.load(tmp_path / "b", group=SOLO)
+    assert (found["n"], "odd" in found) == (3, False)
+    assert "an object of the checkpoint is left out" in caplog.text
+    (file,) = (tmp_path / "a").glob("*.distcp")
+    content = bytearray(file.read_bytes())
+    content[content.index(b"PK") + 60] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"__0_0\.distcp"):
+        trackbed.load(tmp_path / "a", group=SOLO)
+
+
+class Odd:
+    """A class that is not allowed."""
 
 
 def test_nothing_and_values_whose_keys_collide(tmp_path):

@@ -1,14 +1,13 @@
 """Models exported as safetensors, read from there into any sharding, and made checkpoints of."""
 
 import json
-import os
 import subprocess
 import sys
 
 import pytest
 import torch
 from click.testing import CliRunner
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
@@ -208,7 +207,6 @@ def test_an_index_names_files_of_its_folder_alone(name, tmp_path):
         trackbed.open_checkpoint(tmp_path)
 
 
-@settings(max_examples=int(os.environ.get("TRACKBED_EXAMPLES", "60")))
 @given(data=st.data())
 def test_what_the_library_refuses_is_refused_and_what_it_reads_is_read(data, tmp_path_factory):
     path = tmp_path_factory.mktemp("file") / "model.safetensors"

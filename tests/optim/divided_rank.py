@@ -241,7 +241,7 @@ def check_loads(kind, mesh):
 
 
 def check_own(mesh):
-    """What a DataParallelOptimizer has saved is loaded into a divided model, and the reverse."""
+    """The state of a DataParallelOptimizer is loaded into a divided model, and the reverse."""
 
     def own(seed):
         model = new_model(seed)

@@ -16,8 +16,9 @@ import os
 import pickle
 import uuid
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -63,7 +64,29 @@ class WrittenPlace:
     item: WrittenItem
 
 
-class StorageWriter(storage.StorageWriter):
+class _OfFolder:
+    """What a writer and a reader have in common."""
+
+    def __init__(self, folder: Folder | None) -> None:
+        super().__init__()
+        self._folder = None if folder is None else local_folder(os.fspath(folder))
+
+    @property
+    def checkpoint_id(self) -> Path | None:
+        """Folder of the checkpoint."""
+        return self._folder
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: Folder) -> bool:
+        """True for a folder of a file system. Addresses of object stores are none."""
+        try:
+            local_folder(os.fspath(checkpoint_id))
+        except (TrackbedError, TypeError):
+            return False
+        return True
+
+
+class StorageWriter(_OfFolder, storage.StorageWriter):
     """Writes what the planners of `dcp.save` and `dcp.async_save` say. May be pickled before it is used.
 
     Args:
@@ -76,30 +99,15 @@ class StorageWriter(storage.StorageWriter):
     """
 
     def __init__(self, folder: Folder | None = None, *, direct: bool = True) -> None:
-        super().__init__()
-        self._folder = None if folder is None else local_folder(os.fspath(folder))
+        super().__init__(folder)
         self._direct = direct
         self._rank = 0
         self._partial: Path | None = None
         self._remove: Any = None
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __reduce__(self) -> tuple[Any, ...]:
         """The arguments alone: a save belongs to one process."""
-        return {"folder": self._folder, "direct": self._direct}
-
-    def __setstate__(self, state: Mapping[str, Any]) -> None:
-        """Restores the arguments."""
-        self.__init__(state["folder"], direct=state["direct"])  # type: ignore[misc]
-
-    @property
-    def checkpoint_id(self) -> Path | None:
-        """Folder of the checkpoint."""
-        return self._folder
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: Folder) -> bool:
-        """True for a folder of a file system. Addresses of object stores are none."""
-        return _is_local(checkpoint_id)
+        return partial(type(self), direct=self._direct), (self._folder,)
 
     def reset(self, checkpoint_id: Folder | None = None) -> None:
         """Begins a save, into another folder if one is given."""
@@ -107,7 +115,7 @@ class StorageWriter(storage.StorageWriter):
             self._folder = local_folder(os.fspath(checkpoint_id))
         self._forget()
 
-    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:  # noqa: FBT001  torch's
+    def set_up_storage_writer(self, *args: Any, **kwargs: Any) -> None:
         """Checks the folder.
 
         Raises:
@@ -270,7 +278,7 @@ def write_descriptions(folder: Path, described: metadata.Metadata, results: Iter
     flush_files(folder / name for name in contents)
 
 
-class StorageReader(storage.StorageReader):
+class StorageReader(_OfFolder, storage.StorageReader):
     """Reads checkpoints of Trackbed, torch and Megatron Core for `dcp.load`, with the checksums that they have.
 
     Args:
@@ -281,20 +289,9 @@ class StorageReader(storage.StorageReader):
     """
 
     def __init__(self, folder: Folder | None = None) -> None:
-        super().__init__()
-        self._folder = None if folder is None else local_folder(os.fspath(folder))
+        super().__init__(folder)
         self._opened: CheckpointFolder | None = None
         self._values: dict[str, Any] = {}
-
-    @property
-    def checkpoint_id(self) -> Path | None:
-        """Folder of the checkpoint."""
-        return self._folder
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: Folder) -> bool:
-        """True for a folder of a file system. Addresses of object stores are none."""
-        return _is_local(checkpoint_id)
 
     def reset(self, checkpoint_id: Folder | None = None) -> None:
         """Begins a load, from another folder if one is given."""
@@ -388,7 +385,7 @@ def _flattened(values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _described(value: Any) -> Any:
-    """What DCP says of a value: a tensor in one piece, or an object."""
+    """Description of a value as DCP has it: a tensor in one piece, or an object."""
     if not isinstance(value, torch.Tensor):
         return metadata.BytesStorageMetadata()
     properties = metadata.TensorProperties(dtype=value.dtype)
@@ -402,11 +399,3 @@ def _pickled(value: Any) -> io.BytesIO:
     torch.save(value, content)
     content.seek(0)
     return content
-
-
-def _is_local(checkpoint_id: Folder) -> bool:
-    try:
-        local_folder(os.fspath(checkpoint_id))
-    except (TrackbedError, TypeError):
-        return False
-    return True

@@ -19,7 +19,7 @@ from trackbed.checkpoint.format.catalogue import EMPTY, Catalogue
 from trackbed.checkpoint.format.config_file import CONFIG_NAME, maybe_load_config
 from trackbed.checkpoint.format.dcp_metadata import DCP_METADATA, decode_metadata
 from trackbed.checkpoint.format.extents import SIDE_NAME, SideFile
-from trackbed.checkpoint.format.safe_pickle import load_torch_item
+from trackbed.checkpoint.format.safe_pickle import RefusedClassError, load_torch_item
 from trackbed.checkpoint.format.safetensors_files import catalogue_of, has_files
 from trackbed.checkpoint.io.boxes import BoxReader
 from trackbed.checkpoint.io.file_reader import maybe_read_file
@@ -118,7 +118,7 @@ class CheckpointFolder:
                     continue
                 try:
                     value = reader.read_object(key)
-                except CheckpointError as error:  # of classes that are not allowed, which nobody may want
+                except RefusedClassError as error:  # the program may not want it
                     logger.warning("%s: an object of the checkpoint is left out: %s", self.path, error)
                     continue
                 put(common, paths.get(key, (key,)), value)

@@ -158,9 +158,8 @@ def load(
             asked = {shard.unique_key if isinstance(shard, ShardedObject) else shard.key for shard in shards}
             common, returned = opened.load_values(asked)
             _check_plain_values(others, common, opened.path, strict)
+            # All ranks meet in it, so that no tensor is filled where another rank refuses its own.
             _check_all_asked_for(owners, asked | returned, opened.catalogue, meeting, strict)
-            # So that no tensor is filled where another rank refuses its own.
-            meeting.group.barrier()
             left = opened.catalogue.tensors.keys() - returned
             if not shards and left and meeting.rank == 0:
                 tensors = number_of(len(left), "sharded tensor")

@@ -1,4 +1,4 @@
-"""What ranks write of tensors whose places all know: every element once, whatever the meshes."""
+"""Plans of tensors whose places all ranks know: every element is written once, on any mesh."""
 
 import itertools
 import math
@@ -165,7 +165,7 @@ def test_a_mesh_with_a_rank_outside_the_save_is_refused():
 
 
 def test_3000_tensors_on_1024_ranks_are_planned_within_seconds():
-    """3.1 million boxes, which nobody sends."""
+    """3.1 million boxes, which are not sent."""
     shapes = [(4096, 4096), (4096,), (11008, 4096), (4096, 11008), (128256, 4096)]
     meshes = {shape: division(shape, (1024,), [Shard(0)]) for shape in shapes}
     tensors = [

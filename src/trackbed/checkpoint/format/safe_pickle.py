@@ -26,6 +26,10 @@ _MOST_PROTOCOL: Final = 3
 """Protocol of pickles from which torch's own loader understands only some operations."""
 
 
+class RefusedClassError(CheckpointError):
+    """An item has a class that is not allowed."""
+
+
 def load_torch_item(content: bytes | memoryview, where: str, *, checks_members: bool = True) -> Any:
     """Loads what `torch.save` wrote.
 
@@ -55,7 +59,7 @@ def load_torch_item(content: bytes | memoryview, where: str, *, checks_members: 
             raise CheckpointError(
                 f"{where}: must be a pickle of allowed classes, but cannot be read: {without_advice(error)}"
             ) from None
-        raise CheckpointError(_refusal(where, name)) from None
+        raise RefusedClassError(_refusal(where, name)) from None
     except Exception as error:  # noqa: BLE001  damaged and hostile pickles raise errors of any kind
         found = f"{type(error).__name__}: {without_advice(error)}"
         raise CheckpointError(f"{where}: must be what torch.save writes, but cannot be read: {found}") from None
