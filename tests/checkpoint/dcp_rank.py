@@ -22,7 +22,7 @@ import trackbed
 from trackbed.checkpoint import find_damage
 from trackbed.checkpoint.dcp import StorageReader, StorageWriter
 
-FOLDER = Path(*sys.argv[1:2])
+FOLDER = Path()  # set by `main`
 
 
 class Part:
@@ -84,6 +84,8 @@ def check_trackbed(folder, expected):
 
 
 def main():
+    global FOLDER
+    FOLDER = Path(sys.argv[1])
     dist.init_process_group("cpu:gloo")
     model, optimizer = new(1)
     expected = whole(model, optimizer)

@@ -1,4 +1,4 @@
-"""Gloo ranks that train a divided model, save it with its optimizer, and load it: `divided_rank.py FOLDER [STEPS]`.
+"""Gloo ranks that train a divided model, save it with its optimizer, and load it: `divided_rank.py FOLDER STEPS`.
 
 The first launch saves, and writes the whole tensors and the losses that follow; each launch loads what is there, on any
 number of ranks, under several meshes, and into a plain model.
@@ -31,8 +31,8 @@ from trackbed import (
 from trackbed.comm import SOLO
 from trackbed.errors import CheckpointError
 
-FOLDER = Path(*sys.argv[1:2])
-BEFORE, AFTER = int("".join(sys.argv[2:3]) or 3), 3
+FOLDER = Path()  # set by `main`, as is the number of steps before the save
+BEFORE, AFTER = 3, 3
 
 
 class Net(nn.Module):
@@ -276,6 +276,8 @@ def check_own(mesh):
 
 
 def main():
+    global FOLDER, BEFORE
+    FOLDER, BEFORE = Path(sys.argv[1]), int(sys.argv[2])
     dist.init_process_group("gloo")
     size = dist.get_world_size()
     meshes = [init_device_mesh("cpu", (size,))]

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import orjson
-import torch
 
 from trackbed.checkpoint.format.catalogue import EMPTY, Catalogue
 from trackbed.checkpoint.format.config_file import CONFIG_NAME, maybe_load_config
@@ -90,7 +89,7 @@ class CheckpointFolder:
             wanted = {key: path for key, path in paths.items() if not is_left_out(key)}
             with BoxReader(self.path, self.catalogue) as reader:
                 for key, path in wanted.items():
-                    put(common, tuple(path), self._read_whole(reader, key))
+                    put(common, tuple(path), reader.read_tensor(key))
             return common
 
     def load_values(self, asked: Container[str]) -> tuple[dict[str, Any], set[str]]:
@@ -125,16 +124,8 @@ class CheckpointFolder:
             for key in self.catalogue.tensors:
                 path = paths.get(key, ())
                 if any(isinstance(part, int) for part in path) and not is_left_out(key):
-                    put(common, path, self._read_whole(reader, key))
+                    put(common, path, reader.read_tensor(key))
         return {key: _with_lists(value) for key, value in common.items()}
-
-    def _read_whole(self, reader: BoxReader, key: str) -> torch.Tensor:
-        stored = self.catalogue.tensors.get(key)
-        if stored is None:
-            raise CheckpointError(f"{key}: must be a tensor of the checkpoint, but is not there")
-        value = torch.empty(stored.shape, dtype=stored.dtype, device="cpu")
-        reader.read_box(key, value, (0,) * len(stored.shape))
-        return value
 
     def _load_common(self) -> dict[str, Any]:
         content = maybe_read_file(self.path, COMMON_NAME)

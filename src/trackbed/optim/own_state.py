@@ -17,7 +17,7 @@ from trackbed.checkpoint.io.boxes import BoxReader
 from trackbed.errors import CheckpointError
 from trackbed.grads.parameter_set import name_in_module
 from trackbed.optim.optimizer import DataParallelOptimizer
-from trackbed.optim.torch_state import (
+from trackbed.optim.stored_state import (
     KeyOrder,
     find_state,
     optimizer_key,
@@ -99,9 +99,7 @@ def stored_state_of_own(
                 if tensor.shape == tuple(params[name].shape) and field != "step":
                     divided.setdefault(name, {})[field] = str(tensor.dtype).removeprefix("torch.")
                     continue
-                value = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
-                reader.read_box(key, value, (0,) * len(tensor.shape))
-                states.setdefault(name, {})[field] = value
+                states.setdefault(name, {})[field] = reader.read_tensor(key)
     groups = [
         {**without_names(own), **options_of_groups(names, stored), "params": names}
         for own, names in zip(optimizer.param_groups, optimizer.group_names, strict=True)

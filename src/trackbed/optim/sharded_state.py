@@ -32,13 +32,11 @@ from trackbed.grads.model_agreement import GroupOfRanks, is_dense
 from trackbed.grads.parameter_set import name_in_module
 from trackbed.optim.optimizer import DataParallelOptimizer
 from trackbed.optim.own_state import has_parts, state_of_own, stored_state_of_own, wanted_parts
+from trackbed.optim.stored_state import KEY_ORDERS, KeyOrder, find_state
 from trackbed.optim.torch_state import (
-    KEY_ORDERS,
     OPTIONS,
-    KeyOrder,
     Options,
     check_optimizers,
-    find_state,
     load_state,
     read_objects,
     request_for,

@@ -8,8 +8,7 @@ shape of the parameter, is whole on every rank; any other belongs to its rank, a
 import copy
 import logging
 from collections import Counter
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, TypeAlias, get_args
 
 import torch
@@ -22,8 +21,8 @@ from trackbed.checkpoint.ranks import Meeting
 from trackbed.checkpoint.state.divided_tensors import divided_tensor, is_divided, parts_to_load
 from trackbed.checkpoint.state.partial_tensors import tensors_in
 from trackbed.errors import ArgumentError, CheckpointError
-from trackbed.grads.parameter_set import name_in_module
-from trackbed.optim.state_parts import MAIN
+from trackbed.optim.state_parts import State
+from trackbed.optim.stored_state import StoredState, options_of_groups, without_names
 from trackbed.optim.torch_optimizers import place_steps
 from trackbed.plural import number_of
 
@@ -32,32 +31,9 @@ logger = logging.getLogger(__name__)
 Options: TypeAlias = Literal["checkpoint", "program"]
 """Source of the options that parameter groups have after a load."""
 OPTIONS: Final = get_args(Options)
-KeyOrder: TypeAlias = Literal["megatron", "torch"]
-"""Order of the keys of an optimizer's tensors: `optimizer.state.KEY.NAME`, or `optimizer.state.NAME.KEY`."""
-KEY_ORDERS: Final = get_args(KeyOrder)
 _OF_PROGRAM: Final = ("foreach", "fused", "capturable", "differentiable")
 """Options that say how the program computes, and are never those of a checkpoint."""
-_NAMES: Final = ("params", "param_names")
 _PART, _WHOLE = "part", "whole"
-State = dict[str, Any]
-
-
-def optimizer_key(name: str, field: str, prefix: str, order: KeyOrder) -> str:
-    """Key of a tensor of an optimizer.
-
-    Args:
-        name: name of the parameter.
-        field: key in its state.
-        prefix: text before the keys.
-        order: order of the key.
-    """
-    return f"{prefix}optimizer.state." + (f"{field}.{name}" if order == "megatron" else f"{name}.{field}")
-
-
-def stored_key(name: str, field: str, prefix: str, stored: Container[str]) -> str:
-    """Key under which a tensor of an optimizer is stored, in either order."""
-    keys = [optimizer_key(name, field, prefix, order) for order in KEY_ORDERS]
-    return next((key for key in keys if key in stored), keys[0])
 
 
 def check_optimizers(optimizers: Sequence[Any], names: Mapping[torch.Tensor, str]) -> None:
@@ -208,129 +184,6 @@ def _divided_like(param: Any, local: torch.Tensor) -> Any:
     return DTensor.from_local(
         local, param.device_mesh, param.placements, run_check=False, shape=param.shape, stride=param.stride()
     )
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class StoredState:
-    """State of optimizers in a checkpoint, without its tensors."""
-
-    keys: Mapping[str, Mapping[str, str]]
-    """Stored key of each tensor, by parameter name and field."""
-    objects: Mapping[str, Mapping[str, str]]
-    """Unique key of each object, likewise."""
-    plain: Mapping[str, State]
-    """Values that are neither, by parameter name."""
-    options: Mapping[str, State]
-    """Options of each parameter's group."""
-    empty_groups: Sequence[State]
-    """Options of groups without parameters, in order."""
-    local: Mapping[str, Sequence[str]]
-    """Fields whose tensors were each rank's part, by parameter name."""
-    whole: Mapping[str, Sequence[str]]
-    """Fields of `DTensor`s whose tensors every rank had whole, by parameter name."""
-    is_own: bool
-    """True for the state of a `DataParallelOptimizer`, whose tensors may have one dimension."""
-    others: Mapping[str, Any]
-    """Further entries of the states of optimizers, by their number."""
-
-
-def find_state(folder: CheckpointFolder, common: Mapping[str, Any], prefix: str, rank: int) -> StoredState:
-    """Finds the state of optimizers in a checkpoint of Trackbed, or of `torch.distributed.checkpoint`.
-
-    Args:
-        folder: opened checkpoint.
-        common: its plain values.
-        prefix: text before the keys.
-        rank: number of this rank, whose objects are found.
-
-    Raises:
-        CheckpointError: there is none.
-    """
-    start, catalogue = f"{prefix}optimizer.", folder.catalogue
-    saved = common.get(f"{prefix}optimizer", {})
-    objects = _by_name(catalogue.objects, f"{start}state.", rank)
-    if isinstance(saved, Mapping) and isinstance(saved.get("divided"), Mapping):
-        # That of a DataParallelOptimizer, whose keys may have another order.
-        clean = {name_in_module(key): key for key in catalogue.tensors} | {key: key for key in catalogue.tensors}
-        keys = {
-            name_in_module(name): {
-                field: clean.get(key := stored_key(name_in_module(name), field, prefix, clean), key)
-                for field in types
-                if field != MAIN
-            }
-            for name, types in saved["divided"].items()
-        }
-    else:
-        keys = _by_name(catalogue.tensors, f"{start}state.")
-    if isinstance(saved, Mapping) and "param_groups" in saved:
-        groups, more = list(saved["param_groups"]), dict[str, State]()
-        if any(isinstance(name, int) for group in groups for name in group["params"]):
-            raise CheckpointError(
-                f"{folder.path}: must have a state of the optimizer that sharded_state saved, found a plain value: "
-                f"leave the optimizer out here, and give what is returned as {f'{prefix}optimizer'!r} to its "
-                "load_state_dict()"
-            )
-    else:
-        groups, more = _groups_of_dcp(folder, f"{start}param_groups.")
-    if not (keys or objects or groups or more):
-        raise CheckpointError(f"{folder.path}: must have a state of the optimizer, but has no {start}* keys")
-    options = {name_in_module(name): without_names(group) for group in groups for name in group["params"]}
-    plain = saved.get("state", {}) if isinstance(saved, Mapping) else {}
-    return StoredState(
-        keys,
-        objects,
-        {name_in_module(name): dict(state) for name, state in plain.items()},
-        options | more,
-        [without_names(group) for group in groups if not group["params"]],
-        saved.get("local", {}) if isinstance(saved, Mapping) else {},
-        saved.get("whole", {}) if isinstance(saved, Mapping) else {},
-        isinstance(saved, Mapping) and isinstance(saved.get("divided"), Mapping),
-        saved.get("others", {}) if isinstance(saved, Mapping) else {},
-    )
-
-
-def without_names(group: Mapping[str, Any]) -> State:
-    """Options of a parameter group."""
-    return {key: value for key, value in group.items() if key not in _NAMES}
-
-
-def _by_name(stored: Iterable[str], start: str, rank: int | None = None) -> dict[str, dict[str, str]]:
-    """Keys of tensors or objects below a prefix, by parameter name and field, which has no dots."""
-    found: dict[str, dict[str, str]] = {}
-    for key in stored:
-        if not key.startswith(start):
-            continue
-        name, _, field = key[len(start) :].rpartition(".")
-        field, _, place = field.partition("/shard_")
-        if rank is not None and place and place.partition("_")[0] != str(rank):
-            continue
-        found.setdefault(name_in_module(name), {})[field] = key
-    return found
-
-
-def _groups_of_dcp(folder: CheckpointFolder, start: str) -> tuple[list[State], dict[str, State]]:
-    """Parameter groups that `torch.distributed.checkpoint` has stored value by value.
-
-    Returns:
-        The groups; or nothing and the options of each parameter, if the state was flattened.
-    """
-    values: dict[str, Any] = {}
-    with BoxReader(folder.path, folder.catalogue) as reader:
-        for key in folder.catalogue.objects:
-            if key.startswith(start):
-                values[key[len(start) :]] = reader.read_object(key)
-        for key, tensor in folder.catalogue.tensors.items():
-            if key.startswith(start):
-                target = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
-                reader.read_box(key, target, (0,) * len(tensor.shape))
-                values[key[len(start) :]] = target
-    of_place: dict[str, State] = {}
-    for key, value in values.items():
-        place, _, option = key.rpartition(".")
-        of_place.setdefault(place, {})[option] = value
-    if all(place.isdecimal() and "params" in group for place, group in of_place.items()):
-        return [group for _, group in sorted(of_place.items(), key=lambda one: int(one[0]))], {}
-    return [], {name_in_module(name): group for name, group in of_place.items()}
 
 
 def request_for(
@@ -514,22 +367,6 @@ def load_state(
             _restore(optimizer, states, only_numbers=is_of_torch)
         place_steps(optimizer)
     _tell_differences(optimizers, names, stored)
-
-
-def options_of_groups(members: Sequence[str], stored: StoredState) -> State:
-    """Stored options of a group: those of most of its members."""
-    found = [stored.options[name] for name in members if name in stored.options]
-    return max(found, key=lambda one: sum(_are_same(one, other) for other in found)) if found else {}
-
-
-def _are_same(one: State, other: State) -> bool:
-    """True for options of one group, or with equal values."""
-    if one is other:
-        return True
-    try:
-        return bool(one == other)
-    except (RuntimeError, ValueError):  # tensors of several elements
-        return False
 
 
 def _with_options(group: Mapping[str, Any], options: Mapping[str, Any]) -> State:

@@ -70,6 +70,19 @@ class BoxReader:
         is_sharded = _SHARDED_OBJECT.search(unique_key) is not None  # others are those of torch's own checkpoints
         return found[0] if is_sharded and isinstance(found, list) and len(found) == 1 else found
 
+    def read_tensor(self, key: str) -> torch.Tensor:
+        """Reads a whole tensor into new memory of the host.
+
+        Raises:
+            CheckpointError: it is not there, or damaged.
+        """
+        stored = self._catalogue.tensors.get(key)
+        if stored is None:
+            raise CheckpointError(f"{key}: must be a tensor of the checkpoint, but is not there")
+        value = torch.empty(stored.shape, dtype=stored.dtype, device="cpu")
+        self.read_box(key, value, (0,) * len(stored.shape))
+        return value
+
     def read_box(self, key: str, target: torch.Tensor, offset: Numbers) -> int:
         """Fills a tensor with those elements of a stored tensor that lie at its place.
 
