@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch import nn
 
 import trackbed
+from tests.gpu import divided
 from tests.gpu.card import DEVICE, IS_DRY, fewer
 from tests.support.models.data_parallel import TYPES as ALL_TYPES
 from tests.support.models.data_parallel import WAYS as ALL_WAYS
@@ -232,6 +233,8 @@ def checks():
     for way in WAYS:
         if "overlap, many" in way:
             yield f"checkpoints, {way}", checkpoints(way)
+    if IS_DRY or sys.argv[1] == "nccl":  # FSDP2 does not run over gloo on a GPU
+        yield from divided.checks(Path(sys.argv[2]))
     yield "full states", full_states
     yield "broadcasts", broadcasts
     yield "an extra step", failing("an extra step")
