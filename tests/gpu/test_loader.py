@@ -104,7 +104,7 @@ def test_the_sanitizer_of_torch_finds_nothing(tmp_path):
     script = tmp_path / "sanitized.py"
     script.write_text(
         "import sys, pathlib\n"
-        "from gpu.test_loader import build, gpt_config, loader_of, write_pairs\n"
+        "from tests.gpu.test_loader import build, gpt_config, loader_of, write_pairs\n"
         "pairs = write_pairs(pathlib.Path(sys.argv[1]))\n"
         "data = build(gpt_config(None, blend=(pairs, [3, 2, 1]), split='1'), (200, None, None))[0]\n"
         "print(sum(int(batch['tokens'].sum()) for batch in loader_of(data, device='cuda')))\n"

@@ -58,12 +58,15 @@ def train(kind, is_failing, collectives, group, note, started):
                 note()
                 if kind == "exception":
                     raise_boom()
-                if kind == "kill":
+                if kind.startswith("kill"):
                     os.kill(os.getpid(), signal.SIGKILL)
                 if kind == "hang":
                     time.sleep(60)
                 if kind == "exception in backward":
                     model[2].weight.register_hook(raise_boom)
+            if kind == "kill, which NCCL reports" and step == FAILS_IN:
+                time.sleep(0.1)
+                raise dist.DistBackendError("NCCL error: remote process exited or there was a network error")
             x = torch.ones(4, WIDTH)
             y = model[3:](x) if fails and kind == "missing gradient" else wrapper(x)
             if fails and kind in ("nan", "inf"):

@@ -76,6 +76,7 @@ def test_all_of_sixty_failures_are_raised_on_all_ranks():
     [
         ("kill", 2, "shared_memory"),
         ("hang", 1, "torch"),
+        ("kill, which NCCL reports", 1, "torch"),
         pytest.param("kill", 1, "torch", marks=pytest.mark.slow),
         pytest.param("hang", 2, "shared_memory", marks=pytest.mark.slow),
     ],
@@ -86,3 +87,6 @@ def test_a_rank_that_is_gone_is_named_within_the_timeout_and_a_fifth(kind, who, 
         assert result["error"] == "CollectiveError"
         assert f"rank {who}" in result["text"], result
         assert result["raised"] - result["started"][0] < 1.2 * timeout, result
+        if "NCCL" in kind:
+            assert "rank 1 has ended" in result["text"], result
+            assert result["raised"] - result["started"][0] < 3.0, result

@@ -20,11 +20,11 @@ class Stream:
     """A stream, and the events for which it waits."""
 
     def __init__(self, number):
-        self.cuda_stream = number
+        self.stream_id = number
         self.waited = []
 
     def record_event(self):
-        return f"behind stream {self.cuda_stream}"
+        return f"behind stream {self.stream_id}"
 
     def wait_event(self, event):
         self.waited.append(event)

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.distributed as dist
 
 from trackbed.cancellation import checking_waits
 from trackbed.comm.difference import packed, unpacked
@@ -429,9 +430,11 @@ class GradientEngine(WrappedModel):
             ):
                 try:
                     yield
-                except BaseException:
+                except BaseException as error:
                     self._give_up(refusal)
                     end_stuck(on_gpus)
+                    if isinstance(error, dist.DistError):  # as of NCCL, once a rank is gone
+                        self.waiter.raise_cause(what, error)
                     raise
         except BaseException as error:
             if any(collectives.is_ended for collectives in on_gpus):

@@ -86,14 +86,15 @@ class StreamsThatWaited:
     def __init__(self) -> None:
         stream = torch.cuda.current_stream()
         self._is_over = stream.record_event()
-        self._streams = {stream.cuda_stream}
+        # Not by `cuda_stream`, which streams do not have in functions that torch compiles.
+        self._streams = {stream.stream_id}
 
     def wait(self) -> None:
         """Has the current stream wait, too."""
         stream = torch.cuda.current_stream()
-        if stream.cuda_stream not in self._streams:
+        if stream.stream_id not in self._streams:
             stream.wait_event(self._is_over)
-            self._streams.add(stream.cuda_stream)
+            self._streams.add(stream.stream_id)
 
 
 class Waiter:
@@ -195,7 +196,7 @@ class Waiter:
                         return
                 except BackendError as error:
                     if self.step is None:
-                        self._name_ended(what, error)
+                        self.raise_cause(what, error)
                         raise
                     # Another rank reports why, or gives no more signs of life.
                     lost, elapsed = error, max(elapsed, _OBSERVATION * timeout)
@@ -224,12 +225,21 @@ class Waiter:
         ended_ranks = getattr(self._group, "ended_ranks", None)
         return None if ended_ranks is None else ended_ranks()
 
-    def _name_ended(self, what: str, error: BackendError) -> None:
-        """Raises an error that names the rank whose end has broken the connection, if it is one of this host."""
-        for _ in range(6):
+    def raise_cause(self, what: str, error: BaseException) -> None:
+        """Raises why a connection was lost, if that is known soon: what another rank reports, or whose process ended.
+
+        Args:
+            what: description of what needed the connection, with which an error begins.
+            error: error of the library that lost it.
+        """
+        seconds_ended, wanted = 0.0, 0.0 if self.step is None else _LAST_WORDS_SECONDS
+        deadline = time.monotonic() + wanted + 6 * _SLICE_SECONDS
+        while time.monotonic() < deadline:
+            self._give_sign()
             ended = self._ended()
-            if ended is not None:
+            if ended is not None and seconds_ended >= wanted:
                 raise CollectiveError(f"{what}: {ended}") from error
+            seconds_ended += 0.0 if ended is None else _SLICE_SECONDS
             time.sleep(_SLICE_SECONDS)
 
     def _give_sign(self) -> None:

@@ -20,6 +20,10 @@ class NonFiniteGradientError(GradientError, RuntimeError):
 class Judge(Protocol):
     """Program that is asked about each norm, and may have a step run again in the place of an error."""
 
+    def is_there(self) -> bool:
+        """True if there is anything to be asked. If not, the host need not wait for norms of gradients on a GPU."""
+        ...
+
     def check_finite(self, norm: float, bucket: int) -> bool:
         """Judges a norm that should be finite. Returns False to leave it to Trackbed; raises to refuse it."""
         ...
@@ -39,7 +43,8 @@ def choose_judge(judge: Judge | None) -> None:
 
 def has_judge() -> bool:
     """True if a program is asked about each norm."""
-    return _judge[0] is not None
+    judge = _judge[0]
+    return judge is not None and judge.is_there()
 
 
 def is_judged_large(norm: float, bucket: int) -> bool:

@@ -23,6 +23,10 @@ _WHEN: Final = "in backward pass before data-parallel communication collective"
 class RerunJudge:
     """Asks the rerun state machine about each norm, which may have the step run again, and raise only then."""
 
+    def is_there(self) -> bool:
+        """True if Megatron Core is loaded."""
+        return _MODULE in sys.modules
+
     def check_finite(self, norm: float, bucket: int) -> bool:
         """Asks whether a norm is NaN or infinite. Returns False where there is no machine."""
         machine = _machine()
