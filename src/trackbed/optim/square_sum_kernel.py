@@ -14,7 +14,7 @@ SLOTS = 64
 """Length of a vector of sums: the limbs, of which the lowest is first, and two counts."""
 NAN_SLOT = 40
 INFINITE_SLOT = 41
-_BLOCK = 4096
+_BLOCK = 2048
 _PER_PROGRAM = 1 << 16
 """Numbers that a program adds. Each adds less than 2**47 to a limb, so they fit into 63 bits."""
 
