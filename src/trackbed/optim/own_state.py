@@ -6,17 +6,20 @@ in the common state, in the format of `DataParallelOptimizer.split_state_dict`.
 """
 
 from collections.abc import Mapping
+from functools import partial
 from math import prod
 from typing import Any, TypeGuard
 
 import torch
 
-from trackbed.checkpoint import LocalNonpersistentObject, ShardedTensor, ShardedTensorFactory, boxes
+from trackbed.checkpoint import ShardedTensorFactory
 from trackbed.checkpoint.folder import CheckpointFolder
 from trackbed.checkpoint.io.boxes import BoxReader
 from trackbed.errors import CheckpointError
 from trackbed.grads.parameter_set import name_in_module
 from trackbed.optim.optimizer import DataParallelOptimizer
+from trackbed.optim.placed_parts import NO_PLACES, Places, as_vector, entries_of_range, parts_of_parameter, without_last
+from trackbed.optim.placed_state import under_keys, with_params
 from trackbed.optim.stored_state import (
     KeyOrder,
     find_state,
@@ -27,15 +30,34 @@ from trackbed.optim.stored_state import (
 )
 
 
-def state_of_own(optimizer: DataParallelOptimizer, rank: int, prefix: str, order: KeyOrder) -> dict[str, Any]:
-    """Collective over the ranks: state of a `DataParallelOptimizer`, with entries for this rank's parts."""
+def state_of_own(
+    optimizer: DataParallelOptimizer, rank: int, prefix: str, order: KeyOrder, places: Places = NO_PLACES
+) -> dict[str, Any]:
+    """Collective over the ranks: state of a `DataParallelOptimizer`, with entries for this rank's parts.
+
+    Args:
+        optimizer: the optimizer.
+        rank: number of this rank.
+        prefix: text before the keys.
+        order: order of the keys.
+        places: places of the parameters in stored tensors, if these are not their own.
+    """
     common, parts = optimizer.split_state_dict()
     is_sharded = optimizer.model.engine.config.use_distributed_optimizer
     params = named_parameters(optimizer)
+    if places:
+        common = under_keys(common, places)
+        parts = with_params(parts, optimizer)
     for part in parts:
-        key = optimizer_key(part.name, part.key, prefix, order)
-        shape, replica_id = tuple(params[part.name].shape), 0 if is_sharded else rank
-        entries = boxes_of_range(key, part.value.reshape(-1), shape, part.span or (0, 0), replica_id)
+        shape = tuple(params[part.name].shape)
+        entries = entries_of_range(
+            parts_of_parameter(part.name, shape, places, rank),
+            partial(optimizer_key, field=part.key, prefix=prefix, order=order),
+            part.value.reshape(-1),
+            shape,
+            part.span or (0, 0),
+            without_last if is_sharded else lambda own: own,
+        )
         if entries:
             common["state"].setdefault(part.name, {})[part.key] = entries
     return common
@@ -44,27 +66,6 @@ def state_of_own(optimizer: DataParallelOptimizer, rank: int, prefix: str, order
 def named_parameters(optimizer: DataParallelOptimizer) -> dict[str, torch.nn.Parameter]:
     """Parameters of an optimizer's model, by their names in the module."""
     return {name_in_module(name): param for name, param in optimizer.model.module.named_parameters()}
-
-
-def boxes_of_range(
-    key: str, flat: torch.Tensor, shape: tuple[int, ...], span: tuple[int, int], replica_id: int = 0
-) -> dict[str, ShardedTensor]:
-    """Entries for a range of the elements of a tensor, which are boxes of it.
-
-    Args:
-        key: key of the tensor.
-        flat: the elements of the range.
-        shape: shape of the tensor.
-        span: first element of the range, and the element after its last one.
-        replica_id: see `ShardedTensor`.
-    """
-    entries, place = {}, 0
-    found = boxes(shape, *span) or ([((0,) * len(shape), shape)] if 0 in shape else [])
-    for number, (first, size) in enumerate(found):
-        data = flat[place : place + prod(size)].view(size)
-        entries[str(number)] = ShardedTensor(key, data, flat.dtype, size, shape, first, None, replica_id)
-        place += prod(size)
-    return entries
 
 
 def stored_state_of_own(
@@ -138,14 +139,10 @@ def wanted_parts(
             # Before tensors of the optimizer had the shape of their parameter, they had one dimension.
             is_flat = tensor is not None and tensor.shape == (prod(shape),)
             flat = torch.empty(span[1] - span[0], dtype=_type_of(dtype), device="cpu")
-            parts = boxes_of_range(key, flat, (prod(shape),) if is_flat else shape, span)
-            entries.setdefault(name, {})[field] = _joined_again(key, parts, flat)
+            stored_shape = (prod(shape),) if is_flat else shape
+            parts = entries_of_range(parts_of_parameter(key, stored_shape, NO_PLACES), str, flat, stored_shape, span)
+            entries.setdefault(name, {})[field] = as_vector(key, parts, flat)
     return entries
-
-
-def _joined_again(key: str, parts: dict[str, ShardedTensor], flat: torch.Tensor) -> ShardedTensorFactory:
-    """Entry of boxes that are views of one vector, which is what is loaded."""
-    return ShardedTensorFactory(key, flat, lambda *_: parts or LocalNonpersistentObject(None), lambda _: flat)
 
 
 def _type_of(name: object) -> torch.dtype:

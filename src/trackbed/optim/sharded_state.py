@@ -31,7 +31,16 @@ from trackbed.grads import DistributedDataParallel
 from trackbed.grads.model_agreement import GroupOfRanks, is_dense
 from trackbed.grads.parameter_set import name_in_module
 from trackbed.optim.optimizer import DataParallelOptimizer
-from trackbed.optim.own_state import has_parts, state_of_own, stored_state_of_own, wanted_parts
+from trackbed.optim.own_state import (
+    has_parts,
+    named_parameters,
+    state_of_own,
+    stored_state_of_own,
+    wanted_parts,
+)
+from trackbed.optim.placed_model import entries_of_model, tensors_with_entries, with_tensors
+from trackbed.optim.placed_parts import NO_PLACES, Places, places_of_entries
+from trackbed.optim.placed_state import find_placed_state, refuse_shifted, wanted_placed_parts
 from trackbed.optim.stored_state import KEY_ORDERS, KeyOrder, find_state
 from trackbed.optim.torch_state import (
     OPTIONS,
@@ -56,6 +65,7 @@ def sharded_state(
     group: Ranks = None,
     prefix: str = "",
     key_order: KeyOrder = "megatron",
+    entries: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Collective over the ranks: returns the state of a model and its optimizer, for a save by all ranks together.
 
@@ -78,6 +88,11 @@ def sharded_state(
             `{**sharded_state(one, prefix="generator."), **sharded_state(other, prefix="average.")}`.
         key_order: keys of the tensors of a `DataParallelOptimizer`: `optimizer.state.KEY.NAME` as "megatron" has them,
             or `optimizer.state.NAME.KEY` as "torch" does. `load_sharded_state` reads both.
+        entries: a `ShardedTensor`, or a factory of some, for each tensor of one module by its name in
+            `state_dict(keep_vars=True)`, as `sharded_state_dict()` of Megatron Core's models returns them: ranks have
+            parts of larger tensors, stacked layers, or stages of a pipeline. Model and `DataParallelOptimizer` are
+            stored under their keys, as Megatron Core reads them in its format `fully_reshardable`. A number of a copy
+            is a tuple, whose last one counts the ranks of the wrapper.
 
     Returns:
         State with the keys "model", and "optimizer" if there is one, after the prefix.
@@ -86,14 +101,17 @@ def sharded_state(
         CheckpointError: on every rank, with the rank that failed and its message. The optimizer is of another class or
             another model, or is not the last one of the model; the model was changed after it was wrapped, or is on the
             meta device; ranks have different experts; a tensor of the model is itself divided among ranks in another
-            way than as a `DTensor`; or a rank has no state of its part of a parameter, and others have.
+            way than as a `DTensor` or by `entries`; or a rank has no state of its part of a parameter, and others have.
     """
     models = _models_of(model)
     with meet("sharded_state", _ranks_of(models, group)) as meeting:
         _check(models, optimizer, prefix)
         if key_order not in KEY_ORDERS:
             raise ArgumentError(f"key_order: must be 'megatron' or 'torch', found {key_order!r}")
-        meeting.group.agree("sharded_state", f"{_arguments(optimizer, prefix)}, keys as {key_order} has them")
+        arguments = _arguments(optimizer, prefix, has_entries=entries is not None)
+        meeting.group.agree("sharded_state", f"{arguments}, keys as {key_order} has them")
+        if entries is not None:
+            return _placed_state(models, optimizer, entries, meeting.rank, prefix)
         states = _entries(models, meeting.rank, prefix)
         lazy = [name for name, value in states.items() if is_lazy(value)]
         if lazy:
@@ -113,6 +131,29 @@ def sharded_state(
             found = state_of(optimizers, params, meeting, prefix)
             state[f"{prefix}optimizer"] = found if divides else _with_entries(found, meeting.rank, prefix)
         return state
+
+
+def _placed_state(
+    models: Sequence[torch.nn.Module], optimizer: Any, entries: Mapping[str, Any], rank: int, prefix: str
+) -> dict[str, Any]:
+    """State of a model and its optimizer under the keys of entries."""
+    module, places = _placed(models, optimizer, entries)
+    state: dict[str, Any] = {f"{prefix}model": entries_of_model(module, entries, places, prefix)}
+    if optimizer is not None:
+        state[f"{prefix}optimizer"] = state_of_own(optimizer, rank, prefix, "megatron", places)
+    return state
+
+
+def _placed(
+    models: Sequence[torch.nn.Module], optimizer: Any, entries: Mapping[str, Any]
+) -> tuple[torch.nn.Module, Places]:
+    """The module, and the places of its tensors that entries describe."""
+    if len(models) != 1 or not isinstance(optimizer, DataParallelOptimizer | None):
+        raise ArgumentError("entries: must be those of one module, alone or with its DataParallelOptimizer")
+    if not isinstance(entries, Mapping):
+        raise ArgumentError(f"entries: must be a dictionary of entries by name, but is of {type(entries).__name__}")
+    module = _inner(models[0])
+    return module, places_of_entries(entries, tensors_with_entries(module, entries))
 
 
 def _with_entries(state: dict[str, Any], rank: int, prefix: str) -> dict[str, Any]:
@@ -138,6 +179,7 @@ def load_sharded_state(
     options: Options = "checkpoint",
     group: Ranks = None,
     prefix: str = "",
+    entries: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Collective over the ranks: loads what `sharded_state` has saved into a model and its optimizer.
 
@@ -158,6 +200,8 @@ def load_sharded_state(
             "fused", "capturable", "differentiable") is always the program's choice.
         group: the ranks; see `sharded_state`.
         prefix: text before the keys, with which the state was saved. Only these are read and checked.
+        entries: see `sharded_state`. Checkpoints are read that were saved with entries, of any other parallelism, or by
+            Megatron Core with its optimizer in the format `fully_reshardable`.
 
     Returns:
         All other plain values of the checkpoint, such as "step", or the state of an optimizer of torch that was saved
@@ -179,18 +223,22 @@ def load_sharded_state(
             _check(models, optimizer, prefix)
             if options not in OPTIONS:
                 raise ArgumentError(f"options: must be 'checkpoint' or 'program', found {options!r}")
-            meeting.group.agree("load_sharded_state", _arguments(optimizer, prefix))
+            arguments = _arguments(optimizer, prefix, has_entries=entries is not None)
+            meeting.group.agree("load_sharded_state", arguments)
             opened = open_for_all(local_folder(folder), meeting)
             common = opened.load_common(_is_of_model_or_optimizer)
-            extra, wanted = _request_for_model(models, opened, common, meeting.rank, prefix, allow_cast=allow_cast)
+            extra, places = dict[str, str](), NO_PLACES
+            if entries is not None:
+                module, places = _placed(models, optimizer, entries)
+                own = {f"{prefix}model": entries_of_model(module, entries, places, prefix)}
+                wanted = check_parts(own, opened, rename=None, allow_cast=allow_cast)
+            else:
+                extra, wanted = _request_for_model(models, opened, common, meeting.rank, prefix, allow_cast=allow_cast)
             load_optimizer: Callable[[], None] | None = None
             if isinstance(optimizer, DataParallelOptimizer):
-                saved = stored_state_of_own(optimizer, opened, common, prefix, meeting.rank)
-                keys = _stored_keys(opened.catalogue)
-                parts = {_PARTS: wanted_parts(saved, optimizer, keys, opened, prefix)}
-                request = check_parts(parts, opened, rename=keys, allow_cast=allow_cast)
-                found = request.read({"state": {}, **saved}, meeting)
-                load_optimizer = optimizer.check_split_state_dict(found, found.pop(_PARTS, {}), allow_cast=allow_cast)
+                load_optimizer = _loader_of_own(
+                    optimizer, opened, common, meeting, prefix, places, allow_cast=allow_cast
+                )
             elif optimizer is not None:
                 load_optimizer = _loader_of_torchs(
                     _optimizers_of(optimizer), models, opened, common, meeting, prefix, options, allow_cast=allow_cast
@@ -204,6 +252,8 @@ def load_sharded_state(
                 if isinstance(one, DistributedDataParallel):
                     one.wait_for_params()
             values = wanted.read({f"{prefix}model": common.pop(f"{prefix}model", {})}, meeting)[f"{prefix}model"]
+            if entries is not None:
+                values = with_tensors(module, values)
             if load_optimizer is not None:
                 load_optimizer()
             values.update(objects)
@@ -219,6 +269,33 @@ def load_sharded_state(
         common.pop(f"{prefix}optimizer", None)
     others = {key: value for key, value in common.items() if not has_parts(value)}
     return {key: value for key, value in others.items() if not _has_versions_alone(value)}
+
+
+def _loader_of_own(
+    optimizer: DataParallelOptimizer,
+    opened: CheckpointFolder,
+    common: Mapping[str, Any],
+    meeting: Meeting,
+    prefix: str,
+    places: Places,
+    *,
+    allow_cast: bool,
+) -> Callable[[], None]:
+    """Collective over the ranks: reads and checks this rank's part of an optimizer; returns a function to load it."""
+    saved: Mapping[str, Any]
+    if places:
+        params = named_parameters(optimizer)
+        placed = find_placed_state(optimizer, params, opened, common, prefix, places)
+        refuse_shifted(placed, optimizer, params, opened, meeting, prefix, places)
+        saved, parts = placed.plain, wanted_placed_parts(placed, optimizer, params, prefix, places)
+        request = check_parts({_PARTS: parts}, opened, rename=None, allow_cast=allow_cast)
+    else:
+        keys = _stored_keys(opened.catalogue)
+        saved = stored_state_of_own(optimizer, opened, common, prefix, meeting.rank)
+        parts = wanted_parts(saved, optimizer, keys, opened, prefix)
+        request = check_parts({_PARTS: parts}, opened, rename=keys, allow_cast=allow_cast)
+    found = request.read({"state": {}, **saved}, meeting)
+    return optimizer.check_split_state_dict(found, found.pop(_PARTS, {}), allow_cast=allow_cast)
 
 
 def _has_versions_alone(value: Any) -> bool:
@@ -404,9 +481,10 @@ def _check_own_optimizer(models: Sequence[torch.nn.Module], optimizer: DataParal
             )
 
 
-def _arguments(optimizer: Optimizers | None, prefix: str) -> str:
+def _arguments(optimizer: Optimizers | None, prefix: str, *, has_entries: bool) -> str:
     """Text about the arguments that must be the same on all ranks."""
     called = "called without an optimizer" if optimizer is None else "called with an optimizer"
+    called += ", with entries" if has_entries else ""
     return f"{called} and the prefix {prefix!r}" if prefix else called
 
 
