@@ -12,7 +12,7 @@ from trackbed import ShardedTensor, checkpoint, load_sharded_state, save, sharde
 from trackbed.checkpoint import ShardedTensorFactory, open_checkpoint
 from trackbed.comm import SOLO, run_ranks
 from trackbed.errors import ArgumentError, CheckpointError
-from trackbed.optim.placed_parts import entries_of_range, places_of_entries
+from trackbed.optim.in_checkpoints.placed_parts import entries_of_range, places_of_entries
 
 
 def loaded(folder, place, group, dtype):

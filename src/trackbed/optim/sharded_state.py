@@ -6,8 +6,7 @@ Tensors of the model have the key `model.NAME`. Those of torch's optimizers (`to
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -16,33 +15,39 @@ from torch.nn.parameter import is_lazy
 
 from trackbed.checkpoint import ShardedTensor
 from trackbed.checkpoint.folder import CheckpointFolder, local_folder, open_for_all
-from trackbed.checkpoint.format.catalogue import Catalogue
-from trackbed.checkpoint.format.safetensors_files import SUFFIX
 from trackbed.checkpoint.io.boxes import BoxReader
-from trackbed.checkpoint.load import PartialRequest, check_parts
+from trackbed.checkpoint.load import check_parts
 from trackbed.checkpoint.ranks import Meeting, Ranks, meet
-from trackbed.checkpoint.state.aliases import memory_of
 from trackbed.checkpoint.state.divided_tensors import is_divided
-from trackbed.checkpoint.state.partial_tensors import is_part
 from trackbed.checkpoint.state.sharded_tensor import check_key
 from trackbed.comm.torch_group import check_initialized
 from trackbed.errors import ArgumentError, CheckpointError
 from trackbed.grads import DistributedDataParallel
 from trackbed.grads.model_agreement import GroupOfRanks, is_dense
 from trackbed.grads.parameter_set import name_in_module
-from trackbed.optim.optimizer import DataParallelOptimizer
-from trackbed.optim.own_state import (
+from trackbed.optim.in_checkpoints.model_state import (
+    entries_of_models,
+    inner_module,
+    load_into,
+    names_by_parameter,
+    names_of_parameters,
+    request_for_model,
+    stored_keys,
+    whole_tensor,
+    with_versions_of,
+)
+from trackbed.optim.in_checkpoints.own_state import (
     has_parts,
     named_parameters,
     state_of_own,
     stored_state_of_own,
     wanted_parts,
 )
-from trackbed.optim.placed_model import entries_of_model, tensors_with_entries, with_tensors
-from trackbed.optim.placed_parts import NO_PLACES, Places, places_of_entries
-from trackbed.optim.placed_state import find_placed_state, refuse_shifted, wanted_placed_parts
-from trackbed.optim.stored_state import KEY_ORDERS, KeyOrder, find_state
-from trackbed.optim.torch_state import (
+from trackbed.optim.in_checkpoints.placed_model import entries_of_model, tensors_with_entries, with_tensors
+from trackbed.optim.in_checkpoints.placed_parts import NO_PLACES, Places, places_of_entries
+from trackbed.optim.in_checkpoints.placed_state import find_placed_state, refuse_shifted, wanted_placed_parts
+from trackbed.optim.in_checkpoints.stored_state import KEY_ORDERS, KeyOrder, find_state
+from trackbed.optim.in_checkpoints.torch_state import (
     OPTIONS,
     Options,
     check_optimizers,
@@ -51,7 +56,7 @@ from trackbed.optim.torch_state import (
     request_for,
     state_of,
 )
-from trackbed.plural import number_of
+from trackbed.optim.optimizer import DataParallelOptimizer
 
 Models: TypeAlias = torch.nn.Module | Sequence[torch.nn.Module]
 Optimizers: TypeAlias = DataParallelOptimizer | torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
@@ -112,7 +117,7 @@ def sharded_state(
         meeting.group.agree("sharded_state", f"{arguments}, keys as {key_order} has them")
         if entries is not None:
             return _placed_state(models, optimizer, entries, meeting.rank, prefix)
-        states = _entries(models, meeting.rank, prefix)
+        states = entries_of_models(models, meeting.rank, prefix)
         lazy = [name for name, value in states.items() if is_lazy(value)]
         if lazy:
             raise ArgumentError(f"{lazy[0]} must have values to be saved, but is not initialised: call the model first")
@@ -121,13 +126,13 @@ def sharded_state(
             # `save` stores plain tensors beside DTensors as tensors, those of the first rank that has them.
             states = {name: value.data if isinstance(value, ShardedTensor) else value for name, value in states.items()}
         elif meeting.rank > 0:
-            parameters = _names_of_parameters(models)
+            parameters = names_of_parameters(models)
             states = {name: value for name, value in states.items() if name in parameters}
-        state: dict[str, Any] = {f"{prefix}model": _with_versions_of(models, states)}
+        state: dict[str, Any] = {f"{prefix}model": with_versions_of(models, states)}
         if isinstance(optimizer, DataParallelOptimizer):
             state[f"{prefix}optimizer"] = state_of_own(optimizer, meeting.rank, prefix, key_order)
         elif optimizer is not None:
-            optimizers, params = _optimizers_of(optimizer), _names_by_parameter(models)
+            optimizers, params = _optimizers_of(optimizer), names_by_parameter(models)
             found = state_of(optimizers, params, meeting, prefix)
             state[f"{prefix}optimizer"] = found if divides else _with_entries(found, meeting.rank, prefix)
         return state
@@ -152,7 +157,7 @@ def _placed(
         raise ArgumentError("entries: must be those of one module, alone or with its DataParallelOptimizer")
     if not isinstance(entries, Mapping):
         raise ArgumentError(f"entries: must be a dictionary of entries by name, but is of {type(entries).__name__}")
-    module = _inner(models[0])
+    module = inner_module(models[0])
     return module, places_of_entries(entries, tensors_with_entries(module, entries))
 
 
@@ -160,7 +165,7 @@ def _with_entries(state: dict[str, Any], rank: int, prefix: str) -> dict[str, An
     """State of optimizers of torch with entries in the places of its tensors, which all ranks have."""
     entries = {
         name: {
-            field: _whole_tensor(f"{prefix}optimizer.state.{name}.{field}", value, rank)
+            field: whole_tensor(f"{prefix}optimizer.state.{name}.{field}", value, rank)
             if isinstance(value, torch.Tensor) and is_dense(value)
             else value
             for field, value in fields.items()
@@ -233,7 +238,7 @@ def load_sharded_state(
                 own = {f"{prefix}model": entries_of_model(module, entries, places, prefix)}
                 wanted = check_parts(own, opened, rename=None, allow_cast=allow_cast)
             else:
-                extra, wanted = _request_for_model(models, opened, common, meeting.rank, prefix, allow_cast=allow_cast)
+                extra, wanted = request_for_model(models, opened, common, meeting.rank, prefix, allow_cast=allow_cast)
             load_optimizer: Callable[[], None] | None = None
             if isinstance(optimizer, DataParallelOptimizer):
                 load_optimizer = _loader_of_own(
@@ -257,7 +262,7 @@ def load_sharded_state(
             if load_optimizer is not None:
                 load_optimizer()
             values.update(objects)
-            _load_into(models, values)
+            load_into(models, values)
     except CheckpointError as error:
         if not is_changed:
             raise
@@ -290,7 +295,7 @@ def _loader_of_own(
         saved, parts = placed.plain, wanted_placed_parts(placed, optimizer, params, prefix, places)
         request = check_parts({_PARTS: parts}, opened, rename=None, allow_cast=allow_cast)
     else:
-        keys = _stored_keys(opened.catalogue)
+        keys = stored_keys(opened.catalogue)
         saved = stored_state_of_own(optimizer, opened, common, prefix, meeting.rank)
         parts = wanted_parts(saved, optimizer, keys, opened, prefix)
         request = check_parts({_PARTS: parts}, opened, rename=keys, allow_cast=allow_cast)
@@ -320,7 +325,7 @@ def _loader_of_torchs(
     allow_cast: bool,
 ) -> Callable[[], None]:
     """Checks the stored state of optimizers of torch, and returns a function that loads it, collective as `load` is."""
-    names = _names_by_parameter(models)
+    names = names_by_parameter(models)
     stored = find_state(opened, common, prefix, meeting.rank)
     objects = read_objects(stored, set(names.values()), opened, meeting.size)
     wanted = {"state": request_for(stored, optimizers, names, opened)}
@@ -332,90 +337,6 @@ def _loader_of_torchs(
         load_state(optimizers, names, stored, both, options)
 
     return load
-
-
-def _request_for_model(
-    models: Sequence[torch.nn.Module],
-    opened: CheckpointFolder,
-    common: Mapping[str, Any],
-    rank: int,
-    prefix: str,
-    *,
-    allow_cast: bool,
-) -> tuple[dict[str, str], PartialRequest]:
-    """Keys of stored objects of a model, by name, and the request for its tensors, which are filled in place."""
-    entries, catalogue = _entries(models, rank, prefix), opened.catalogue
-    start = f"{prefix}model."
-    keys = _stored_keys(catalogue)
-    keys |= _keys_of_tied(entries, keys, start)
-    plain = common.get(f"{prefix}model", {})
-    extra = _stored_objects(catalogue, entries, prefix)
-    tensors = {name for name, value in entries.items() if isinstance(value, ShardedTensor) or is_divided(value)}
-    if tensors <= keys.keys() and not all(f"{start}{name}" in keys for name in tensors):
-        keys = {f"{start}{name}": keys[name] for name in tensors}  # at the top, as in torchtitan and safetensors
-        _check_all_used(opened, set(keys.values()))
-    found = {*map(name_in_module, keys), *(f"{start}{name}" for name in extra)}
-    _check_keys(opened.path, found, plain, entries, prefix)
-    wanted = {f"{prefix}model": _wanted_tensors(entries, keys, catalogue, plain, prefix)}
-    return extra, check_parts(wanted, opened, rename=keys, allow_cast=allow_cast)
-
-
-def _keys_of_tied(entries: Mapping[str, Any], stored: Mapping[str, str], start: str) -> dict[str, str]:
-    """Stored keys for names that are not stored, of tensors that have another name which is: tied weights.
-
-    Files of safetensors have one name of such tensors.
-    """
-    names: dict[Any, list[str]] = {}
-    for name, value in entries.items():
-        tensor = value.data if isinstance(value, ShardedTensor) else value._local_tensor if is_divided(value) else None
-        if tensor is not None and tensor.layout is torch.strided:
-            names.setdefault(memory_of(tensor), []).append(name)
-    found: dict[str, str] = {}
-    for same in names.values():
-        for at in (start, ""):
-            known = [stored[f"{at}{name}"] for name in same if f"{at}{name}" in stored]
-            found |= {f"{at}{name}": known[0] for name in same if known and f"{at}{name}" not in stored}
-    return found
-
-
-def _check_all_used(opened: CheckpointFolder, used: set[str]) -> None:
-    """Checks that a model takes all tensors of files of safetensors, which have nothing else."""
-    unused = opened.catalogue.tensors.keys() - used
-    if unused and all(name.endswith(SUFFIX) for name in opened.catalogue.files):
-        raise CheckpointError(
-            f"{opened.path}: the model must have every tensor of the checkpoint, but lacks {_first_of(unused)}"
-        )
-
-
-def _stored_keys(catalogue: Catalogue) -> dict[str, str]:
-    """Keys of stored tensors, by the names of a module that is not compiled and by themselves."""
-    return {name_in_module(key): key for key in catalogue.tensors} | {key: key for key in catalogue.tensors}
-
-
-def _load_into(models: Sequence[torch.nn.Module], values: Mapping[str, Any]) -> None:
-    """Gives modules their state. What was filled in place is copied onto itself, so that their hooks see it."""
-    named = {name_in_module(name): value for name, value in values.items()}
-    stored = getattr(values, "_metadata", {})
-    for module in map(_inner, models):
-        state: Any = module.state_dict()
-        own = {name_in_module(name): name for name in state}
-        if len(models) == 1:
-            own = {**{name: name for name in named}, **own}
-        given = OrderedDict((own[name], value) for name, value in named.items() if name in own)
-        versions = getattr(state, "_metadata", {}).items()
-        vars(given)["_metadata"] = {name: stored.get(name_in_module(name), version) for name, version in versions}
-        module.load_state_dict(given)
-
-
-def _with_versions_of(models: Iterable[torch.nn.Module], states: Mapping[str, Any]) -> Any:
-    """State of models with the versions of their classes, as that of a module has them."""
-    found = OrderedDict(states)
-    vars(found)["_metadata"] = {
-        name_in_module(name): version
-        for model in models
-        for name, version in getattr(_inner(model).state_dict(), "_metadata", {}).items()
-    }
-    return found
 
 
 def _models_of(model: Models) -> list[torch.nn.Module]:
@@ -452,13 +373,13 @@ def _check(models: Sequence[torch.nn.Module], optimizer: Optimizers | None, pref
     if isinstance(optimizer, DataParallelOptimizer):
         _check_own_optimizer(models, optimizer)
     elif optimizer is not None:
-        check_optimizers(_optimizers_of(optimizer), _names_by_parameter(models))
+        check_optimizers(_optimizers_of(optimizer), names_by_parameter(models))
 
 
 def _check_different_names(models: Sequence[torch.nn.Module]) -> None:
     seen = set[str]()
     for model in models if len(models) > 1 else ():
-        names = {name_in_module(name) for name in _inner(model).state_dict()}
+        names = {name_in_module(name) for name in inner_module(model).state_dict()}
         if names & seen:
             raise ArgumentError(
                 f"model: the modules of a list must have different names, but two have {min(names & seen)}: save each "
@@ -507,164 +428,3 @@ def _uncompiled(model: torch.nn.Module) -> torch.nn.Module:
     inner = getattr(model, "_orig_mod", None)
     is_wrapper = isinstance(inner, DistributedDataParallel | torch.nn.parallel.DistributedDataParallel)
     return inner if is_wrapper else model  # type: ignore[return-value]
-
-
-def _inner(model: torch.nn.Module) -> torch.nn.Module:
-    """The module whose state has the names of the model."""
-    wrappers = (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)
-    inner: torch.nn.Module = model.module if isinstance(model, wrappers) else model
-    return inner
-
-
-def _entries(models: Iterable[torch.nn.Module], rank: int, prefix: str) -> dict[str, Any]:
-    """The state of the models, with entries in the place of dense tensors that are initialised, but for `DTensor`s."""
-    return {
-        name: value
-        if not isinstance(value, torch.Tensor) or is_lazy(value) or is_divided(value) or not is_dense(value)
-        else _whole_tensor(f"{prefix}model.{name}", value, rank)
-        for model in models
-        for name, value in ((name_in_module(key), value) for key, value in _inner(model).state_dict().items())
-    }
-
-
-def _names_of_parameters(models: Iterable[torch.nn.Module]) -> set[str]:
-    """Names of the parameters in the state of the models, each name of one that is used in several places."""
-    return {
-        name_in_module(name)
-        for model in models
-        for name, value in _inner(model).state_dict(keep_vars=True).items()
-        if isinstance(value, torch.nn.Parameter)
-    }
-
-
-def _names_by_parameter(models: Iterable[torch.nn.Module]) -> dict[torch.Tensor, str]:
-    """Name of each parameter, the first one of those that are used in several places."""
-    return {param: name_in_module(name) for model in models for name, param in _inner(model).named_parameters()}
-
-
-def _whole_tensor(key: str, value: torch.Tensor, rank: int) -> ShardedTensor:
-    """Entry of a tensor that all ranks have."""
-    if is_part(value):
-        raise ArgumentError(
-            f"{key} must be the same tensor on all ranks, or a DTensor, but is a {type(value).__name__}: describe its "
-            "local part with trackbed.ShardedTensor"
-        )
-    shape = tuple(value.shape)
-    return ShardedTensor(key, value.detach(), value.dtype, shape, shape, (0,) * len(shape), (1,) * len(shape), rank)
-
-
-def _wanted_tensors(
-    entries: Mapping[str, Any], stored: Mapping[str, str], catalogue: Catalogue, plain: Any, prefix: str
-) -> dict[str, Any]:
-    """Entries of the tensors of the model that are read, where they lie if no other has the same memory.
-
-    What is empty or not initialised in the model, and extra state, is read in the shape and type that it was saved in,
-    as it may have grown: the module's own `load_state_dict` takes or refuses it.
-
-    Args:
-        entries: state of the model.
-        stored: stored keys of tensors, by the keys of the model.
-        catalogue: contents of the checkpoint.
-        plain: plain values of the model in it.
-        prefix: text before the keys.
-    """
-    plain_names = {name_in_module(name) for name in plain} if isinstance(plain, Mapping) else set()
-    in_place = _filled_in_place(entries)
-    wanted: dict[str, Any] = {}
-    for name, entry in entries.items():
-        key = f"{prefix}model.{name}"
-        if is_divided(entry):
-            wanted[name] = entry
-            continue
-        is_tensor = isinstance(entry, ShardedTensor)
-        may_grow = _is_extra_state(name) or is_lazy(entry) or (is_tensor and 0 in entry.global_shape)
-        if may_grow and key in stored:
-            tensor = catalogue.tensors[stored[key]]
-            whole = tensor.shape, tensor.shape, (0,) * len(tensor.shape)
-            wanted[name] = ShardedTensor(key, None, tensor.dtype, *whole, None)
-        elif is_tensor and name not in plain_names:
-            wanted[name] = entry if name in in_place else entry.without_data()
-    return wanted
-
-
-def _filled_in_place(entries: Mapping[str, Any]) -> set[str]:
-    """Names of the tensors that are filled where they lie: of several that share memory, the first alone.
-
-    The module copies the others over it, one after the other, as if none had been filled.
-    """
-    spans = []
-    for number, (name, entry) in enumerate(entries.items()):
-        value = entry.data if isinstance(entry, ShardedTensor) else None
-        if value is not None and value.numel() and value.device.type in ("cpu", "cuda") and not _is_expanded(value):
-            length = sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True)) + 1
-            start = value.data_ptr()
-            spans.append((str(value.device), start, start + length * value.itemsize, number, name))
-    kept: list[tuple[int, str]] = []
-    last_device, last_end = "", 0
-    for device, start, end, number, name in sorted(spans):
-        if device != last_device or start >= last_end:
-            kept.append((number, name))
-            last_device, last_end = device, end
-        else:
-            kept[-1] = min(kept[-1], (number, name))
-            last_end = max(last_end, end)
-    return {name for _, name in kept}
-
-
-def _is_expanded(tensor: torch.Tensor) -> bool:
-    return any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
-
-
-def _stored_objects(catalogue: Catalogue, entries: Mapping[str, Any], prefix: str) -> dict[str, str]:
-    """Keys of objects with extra state, by name: torch's checkpoints have it where it is no tensor."""
-    stored = {name_in_module(key): key for key in catalogue.objects}
-    keys = {name: f"{prefix}model.{name}" for name in entries if _is_extra_state(name)}
-    return {name: stored[key] for name, key in keys.items() if key in stored}
-
-
-def _is_extra_state(name: str) -> bool:
-    """True for the name of what a module's `get_extra_state` returns."""
-    return name.rpartition(".")[2] == "_extra_state"
-
-
-def _check_keys(folder: str | Path, stored: set[str], plain: Any, entries: Mapping[str, Any], prefix: str) -> None:
-    """Checks that the checkpoint and the model have the same tensors and values.
-
-    Args:
-        folder: folder of the checkpoint, for errors.
-        stored: keys of its tensors.
-        plain: plain values of the model in it.
-        entries: state of the model. Tensors without elements need not be stored.
-        prefix: text before the keys.
-    """
-    start = f"{prefix}model."
-    model_keys = {f"{start}{name}" for name in entries}
-    empty = {one.key for one in entries.values() if isinstance(one, ShardedTensor) and 0 in one.global_shape}
-    stored_keys = {key for key in stored if key.startswith(start)}
-    if model_keys - empty and not stored_keys:
-        raise CheckpointError(
-            f"{folder}: must be a checkpoint of sharded_state, but has no {start}* tensors{_hint_of_prefixes(stored)}: "
-            "`trackbed ckpt ls` lists those that it has, and trackbed.open_checkpoint reads them"
-        )
-    stored_keys |= {f"{start}{name_in_module(name)}" for name in plain} if isinstance(plain, Mapping) else set()
-    if model_keys - empty - stored_keys:
-        raise CheckpointError(
-            f"{folder}: must have every tensor of the model, but lacks {_first_of(model_keys - empty - stored_keys)}"
-        )
-    if stored_keys - model_keys:
-        raise CheckpointError(
-            f"{folder}: the model must have every tensor of the checkpoint, but lacks "
-            f"{_first_of(stored_keys - model_keys)}"
-        )
-
-
-def _hint_of_prefixes(stored: set[str]) -> str:
-    """Names the prefixes of models in a checkpoint, such as "generator."."""
-    starts = {key.partition("model.")[0] for key in stored if "model." in key}
-    found = sorted(start for start in starts if not start or start.endswith("."))
-    return f", but some with the prefix {', '.join(map(repr, found[:5]))}" if found else ""
-
-
-def _first_of(keys: AbstractSet[str]) -> str:
-    more = f" and {number_of(len(keys) - 1, 'other')}" if len(keys) > 1 else ""
-    return min(keys) + more

@@ -17,10 +17,16 @@ from trackbed.checkpoint.folder import CheckpointFolder
 from trackbed.checkpoint.io.boxes import BoxReader
 from trackbed.errors import CheckpointError
 from trackbed.grads.parameter_set import name_in_module
-from trackbed.optim.optimizer import DataParallelOptimizer
-from trackbed.optim.placed_parts import NO_PLACES, Places, as_vector, entries_of_range, parts_of_parameter, without_last
-from trackbed.optim.placed_state import under_keys, with_params
-from trackbed.optim.stored_state import (
+from trackbed.optim.in_checkpoints.placed_parts import (
+    NO_PLACES,
+    Places,
+    as_vector,
+    entries_of_range,
+    parts_of_parameter,
+    without_last,
+)
+from trackbed.optim.in_checkpoints.placed_state import under_keys, with_params
+from trackbed.optim.in_checkpoints.stored_state import (
     KeyOrder,
     find_state,
     optimizer_key,
@@ -28,6 +34,7 @@ from trackbed.optim.stored_state import (
     stored_key,
     without_names,
 )
+from trackbed.optim.optimizer import DataParallelOptimizer
 
 
 def state_of_own(

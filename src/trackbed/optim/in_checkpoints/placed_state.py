@@ -16,11 +16,11 @@ from trackbed.checkpoint.folder import CheckpointFolder
 from trackbed.checkpoint.load import check_parts
 from trackbed.checkpoint.ranks import Meeting
 from trackbed.errors import CheckpointError
+from trackbed.optim.in_checkpoints.placed_parts import Places, as_vector, entries_of_range
+from trackbed.optim.in_checkpoints.stored_state import optimizer_key, without_names
 from trackbed.optim.optimizer import DataParallelOptimizer
 from trackbed.optim.pieces import is_low_precision
-from trackbed.optim.placed_parts import Places, as_vector, entries_of_range
 from trackbed.optim.state_parts import MAIN, State, StatePart
-from trackbed.optim.stored_state import optimizer_key, without_names
 
 MEGATRONS_MAIN: Final = "param"
 """Key of parameters in float32 in Megatron Core's format."""

@@ -8,7 +8,7 @@ import torch
 from trackbed.checkpoint import ShardedObject, ShardedTensor
 from trackbed.errors import ArgumentError
 from trackbed.grads.parameter_set import name_in_module
-from trackbed.optim.placed_parts import Places
+from trackbed.optim.in_checkpoints.placed_parts import Places
 
 
 def tensors_with_entries(module: torch.nn.Module, entries: Mapping[str, Any]) -> dict[str, torch.Tensor]:

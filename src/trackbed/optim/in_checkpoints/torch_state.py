@@ -21,8 +21,8 @@ from trackbed.checkpoint.ranks import Meeting
 from trackbed.checkpoint.state.divided_tensors import divided_tensor, is_divided, parts_to_load
 from trackbed.checkpoint.state.partial_tensors import tensors_in
 from trackbed.errors import ArgumentError, CheckpointError
+from trackbed.optim.in_checkpoints.stored_state import StoredState, options_of_groups, without_names
 from trackbed.optim.state_parts import State
-from trackbed.optim.stored_state import StoredState, options_of_groups, without_names
 from trackbed.optim.torch_optimizers import place_steps
 from trackbed.plural import number_of
 
