@@ -9,6 +9,7 @@ import torch
 import trackbed
 from tests.support.processes.launching import run_script
 from trackbed import random_states, restore_random_states
+from trackbed.checkpoint.format.safe_pickle import load_torch_item, torch_bytes
 from trackbed.comm import SOLO, run_ranks
 from trackbed.errors import CheckpointError
 
@@ -87,3 +88,62 @@ def test_the_named_states_of_megatron_are_restored():
     assert restore_random_states(saved, group=SOLO)
     assert torch.equal(tracker.get_states()["model-parallel-rng"], torch.arange(16, dtype=torch.uint8))
     tracker.set_states(before)
+
+
+def changed(state, **values):
+    """What a rank has saved, with other values in it."""
+    found = load_torch_item(state["ranks"][0], "test")
+    return {**state, "ranks": [torch_bytes({**found, **values}, "test")]}
+
+
+def hostile_values():
+    state = load_torch_item(random_states(group=SOLO)["ranks"][0], "test")
+    kind, keys, place, has_gauss, gauss = state["numpy"]
+    version, numbers, more = state["python"]
+    for wrong in (2**31 - 1, -(2**31), -5, 625, 1.5, None):
+        yield {"numpy": [kind, keys, wrong, has_gauss, gauss]}
+    yield {"numpy": [kind, keys[:9], place, has_gauss, gauss]}
+    yield {"numpy": [kind, keys - 2**40, place, has_gauss, gauss]}
+    yield {"numpy": [kind, keys.double() * float("nan"), place, has_gauss, gauss]}
+    yield {"numpy": ["PCG64", keys, place, has_gauss, gauss]}
+    yield {"python": (2, numbers, more)}
+    yield {"python": (version, (*numbers[:-1], 9999), more)}
+    yield {"python": (version, numbers[:5], more)}
+    yield {"python": 3}
+    yield {"torch": state["torch"][:100]}
+    yield {"torch": "x"}
+    yield {"devices": [3]}
+    yield {"trackers": []}
+
+
+def test_damaged_states_are_refused_before_any_generator_is_changed():
+    good = random_states(group=SOLO)
+    for values in hostile_values():
+        damaged = changed(good, **values)
+        restore_random_states(good, group=SOLO)
+        with pytest.raises(CheckpointError, match="random states: must"):
+            restore_random_states(damaged, group=SOLO)
+        assert drawn() == drawn_after(good), values
+
+
+def drawn_after(state):
+    restore_random_states(state, group=SOLO)
+    return drawn()
+
+
+def test_a_state_that_is_damaged_on_one_rank_changes_the_generators_of_none():
+    good = random_states(group=SOLO)
+    both = {**good, "ranks": good["ranks"] * 2}
+    damaged = {**good, "ranks": [good["ranks"][0], changed(good, torch=torch.zeros(3))["ranks"][0]]}
+    expected = drawn_after(good)
+    restore_random_states(good, group=SOLO)
+    with pytest.raises(CheckpointError, match=r"rank 1: .*random states: must be states of generators"):
+        run_ranks(2, lambda group: restore_random_states(both if group.rank == 0 else damaged, group=group))
+    assert drawn() == expected
+
+
+def test_a_value_for_other_ranks_on_one_rank_gives_all_streams_of_their_own():
+    good = random_states(group=SOLO)
+    both = {**good, "ranks": good["ranks"] * 2}
+    values = [both, {**good, "ranks": good["ranks"] * 3}]
+    assert run_ranks(2, lambda group: restore_random_states(values[group.rank], group=group)) == [False, False]

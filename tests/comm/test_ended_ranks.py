@@ -105,6 +105,20 @@ def test_a_process_that_is_gone_or_replaced_when_it_is_opened_has_ended():
     alive.wait()
 
 
+def test_a_rank_that_can_open_no_file_takes_no_other_for_ended(monkeypatch):
+    store, own, other = MemoryStore(), Peers(0), sleeping()
+    announced(store, 1, other.pid)
+    monkeypatch.setattr(processes, "_start_of", lambda process: processes._UNKNOWN)
+    own.meet(store)
+    assert own.ended() == {}
+    Peers(2).announce(store)  # nothing, rather than a time at which no process began
+    later = Peers(3)
+    later.meet(store)
+    assert list(later.known) == [1]
+    other.kill()
+    other.wait()
+
+
 def test_ranks_in_this_process_and_on_other_hosts_are_not_watched(monkeypatch):
     store, own = MemoryStore(), Peers(0)
     announced(store, 1, os.getpid())

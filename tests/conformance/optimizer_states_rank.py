@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
-import cuda_shim  # noqa: F401  importing it replaces CUDA
 import torch
 import torch.distributed as dist
 from megatron.core import dist_checkpointing, parallel_state
@@ -181,6 +180,8 @@ def into_parts(folder):
 
 
 def main():
+    import cuda_shim  # noqa: F401  importing it replaces CUDA
+
     folder = Path(sys.argv[1])
     torch.set_num_threads(1)
     dist.init_process_group("gloo")

@@ -3,8 +3,10 @@
 import threading
 import time
 
+import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
 from tests.support.models.wrapped import layers
 from trackbed.comm import run_ranks
@@ -12,7 +14,7 @@ from trackbed.errors import CollectiveError
 from trackbed.grads import DistributedDataParallel
 from trackbed.grads.collectives import TorchCollectives
 from trackbed.grads.engine import GradientEngine
-from trackbed.grads.failure_aware_wait import QueuedCopy, Waiter, end_stuck, freed_from_failures
+from trackbed.grads.failure_aware_wait import GROUP_IS_LOST, QueuedCopy, Waiter, end_stuck, freed_from_failures
 
 
 class Queued:
@@ -86,6 +88,48 @@ def test_a_backend_that_cannot_abort_is_left_alone(queued, monkeypatch):
     collectives, _ = queued()
     monkeypatch.setattr(Backend, "abort", None)
     end_stuck([collectives])
+
+
+@pytest.mark.parametrize("way", ["hangs", "raises"])
+def test_an_abort_that_hangs_or_raises_keeps_no_failure_from_the_others(way, queued, monkeypatch, caplog):
+    collectives, _ = queued()
+    never = threading.Event()
+
+    def abort(backend):
+        if way == "raises":
+            raise ValueError("abort failed")
+        never.wait()
+
+    monkeypatch.setattr(Backend, "abort", abort)
+    monkeypatch.setattr("trackbed.grads.collectives.torch._ABORT_SECONDS", 0.3)
+    began = time.monotonic()
+    end_stuck([collectives], 0.1)
+    assert time.monotonic() - began < 1.5
+    assert collectives.is_ended
+    words = "have not ended in 0.3 s" if way == "hangs" else "could not be ended"
+    assert words in caplog.text
+    assert GROUP_IS_LOST not in caplog.text
+    never.set()
+
+
+def test_what_an_exchange_that_has_failed_left_in_memory_is_no_answer(tmp_path, monkeypatch):
+    """On a GPU the read of what was received does not tell that nothing was: memory of an earlier exchange is there."""
+    store = dist.FileStore(str(tmp_path / "store"), 1)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        collectives, numbers = TorchCollectives(dist.group.WORLD), np.array([1, 2, 3])
+        first = collectives.exchange(numbers)
+        first.work.wait()
+        assert first.read(lambda received: received).tolist() == [[1, 2, 3]]
+        names = [name for name in ("all_gather_single", "all_gather_into_tensor") if hasattr(dist, name)]
+        for name in names:
+            monkeypatch.setattr(dist, name, lambda *_, **__: None)
+        monkeypatch.setattr(torch, "empty", lambda *_, **__: first.received.clone())
+        second = collectives.exchange(numbers)
+        with pytest.raises(CollectiveError, match="an exchange of the ranks was not carried out"):
+            second.read(lambda received: received)
+    finally:
+        dist.destroy_process_group()
 
 
 def test_collectives_of_a_cpu_are_not_queued():

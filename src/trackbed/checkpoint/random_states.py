@@ -3,6 +3,7 @@
 import logging
 import random
 import sys
+from collections.abc import Sequence
 from typing import Any, Final, TypeGuard
 
 import numpy as np
@@ -15,6 +16,9 @@ from trackbed.errors import CheckpointError
 logger = logging.getLogger(__name__)
 
 _WHERE: Final = "random states"
+_NUMPYS: Final = "MT19937"
+_PYTHONS: Final = 3
+_NUM_KEYS: Final = 624
 _FIELDS: Final = ("python", "numpy", "torch", "devices", "trackers")
 _MEGATRON: Final = "megatron.core.tensor_parallel.random"
 
@@ -59,13 +63,15 @@ def restore_random_states(saved: Any, *, group: Ranks = None) -> bool:
         seed = saved.get("seed") if isinstance(saved, dict) else None
         if not isinstance(ranks, list) or not all(isinstance(one, bytes) for one in ranks) or not _is_seed(seed):
             raise CheckpointError(f"{_WHERE}: must be what random_states() returned, found {type(saved).__name__}")
-        states = [_decoded(ranks[meeting.rank])] if len(ranks) == meeting.size else []
-        fits = [len(state["devices"]) in (0, _num_devices()) for state in states]
-        # Either all ranks go on where they were, or none does.
-        if fits and all(meeting.group.all_gather(all(fits))):
-            _set_state(states[0])
+        # All ranks agree on each of these, before the first of them is changed.
+        has_own = len(ranks) == meeting.size
+        own = _checked(_decoded(ranks[meeting.rank])) if has_own else None
+        fits = own is not None and len(own["devices"]) in (0, _num_devices())
+        found = meeting.group.all_gather([has_own, fits])
+        if own is not None and all(fits for _, fits in found):
+            _set_state(own)
             return True
-        if not fits:
+        if not all(has_own for has_own, _ in found):
             logger.warning(
                 "%s: saved by %d ranks, and there are %d now: each begins a stream of its own",
                 _WHERE,
@@ -108,10 +114,50 @@ def _decoded(content: bytes) -> dict[str, Any]:
     return state
 
 
+def _checked(state: dict[str, Any]) -> dict[str, Any]:
+    """Checks that the generators take a state. Returns it.
+
+    Raises:
+        CheckpointError: they do not.
+    """
+    try:
+        _checked_numpy(state["numpy"])
+        _check_python(*state["python"])
+        torch.Generator(device="cpu").set_state(state["torch"])
+        _check_bytes([*state["devices"], *state["trackers"].values()])
+    except (TypeError, ValueError, RuntimeError, AttributeError, OverflowError) as error:
+        raise CheckpointError(f"{_WHERE}: must be states of generators, but {error}") from error
+    return state
+
+
+def _check_python(version: object, keys: Sequence[int], gauss: object) -> None:
+    if version != _PYTHONS or len(keys) != _NUM_KEYS + 1 or not 0 <= keys[-1] <= _NUM_KEYS:
+        raise ValueError(f"that of Python has version {version!r} and {len(keys)} numbers")
+    if not all(0 <= key < 2**32 for key in keys) or not (gauss is None or isinstance(gauss, float)):
+        raise ValueError("that of Python has other numbers")
+
+
+def _check_bytes(states: Sequence[torch.Tensor]) -> None:
+    if any(own.dtype != torch.uint8 or own.dim() != 1 for own in states):
+        raise ValueError("those of GPUs are no bytes")
+
+
+def _checked_numpy(state: Any) -> tuple[str, np.ndarray[Any, np.dtype[np.uint32]], int, int, float]:
+    """State of NumPy's generator, whose place in its numbers NumPy itself does not check."""
+    kind, keys, place, has_gauss, gauss = state
+    numbers = keys.numpy()
+    if kind != _NUMPYS or numbers.shape != (_NUM_KEYS,) or numbers.dtype != np.int64:
+        raise ValueError(f"that of NumPy must have {_NUM_KEYS} numbers of {_NUMPYS}")
+    if not ((numbers >= 0) & (numbers < 2**32)).all() or has_gauss not in (0, 1):
+        raise ValueError("that of NumPy has other numbers")
+    if type(place) is not int or not 0 <= place <= _NUM_KEYS:
+        raise ValueError(f"that of NumPy must have a place from 0 to {_NUM_KEYS}, and has {place!r}")
+    return kind, numbers.astype(np.uint32), place, int(has_gauss), float(gauss)
+
+
 def _set_state(state: dict[str, Any]) -> None:
-    kind, keys, place, has_gauss, gauss = state["numpy"]
     random.setstate(state["python"])
-    np.random.set_state((kind, keys.numpy().astype(np.uint32), place, has_gauss, gauss))
+    np.random.set_state(_checked_numpy(state["numpy"]))
     torch.set_rng_state(state["torch"])
     for number, of_device in enumerate(state["devices"]):
         torch.cuda.set_rng_state(of_device, number)

@@ -14,6 +14,7 @@ from trackbed.comm.store import Store, StoreTampered
 
 _MOST_RANKS: Final = 1 << 14
 _END_MILLISECONDS: Final = 1000
+_UNKNOWN: Final = -1
 
 
 @dataclass(slots=True)
@@ -52,6 +53,8 @@ class Peers:
         if host is None:
             return
         process, start = os.getpid(), _start_of(os.getpid())
+        if start == _UNKNOWN:
+            return
         if store.add(f"{host}/process/{process}.{start}", 1) == 1:
             number = store.add(f"{host}/count", 1)
             store.set(f"{host}/{number}", orjson.dumps([self.rank, process, start]))
@@ -122,7 +125,11 @@ class Peers:
         except OSError:
             return  # the system has no such descriptors, or no more of them: silence remains
         # Between the exchange and here the process may have ended, and another one may have its number.
-        if _start_of(process) != start:
+        found = _start_of(process)
+        if found == _UNKNOWN and not _poll([descriptor], 0):
+            os.close(descriptor)  # as where no file can be opened: silence remains
+            return
+        if found != start:
             os.close(descriptor)
             self._ended[rank] = process
             return
@@ -151,12 +158,12 @@ def _host() -> str | None:
 
 
 def _start_of(process: int) -> int:
-    """Time at which a process began, in ticks since the system did; -1 if the system does not tell."""
+    """Time at which a process began, in ticks since the system did; `_UNKNOWN` if the system does not tell."""
     try:
         # The second field is a name in parentheses, which may hold anything.
         return int(Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()[19])
     except (OSError, ValueError, IndexError):
-        return -1
+        return _UNKNOWN
 
 
 def _parsed(raw: bytes) -> tuple[int, int, int]:

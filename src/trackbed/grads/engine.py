@@ -305,6 +305,17 @@ class GradientEngine(WrappedModel):
             self.finish_gradients()
         self.state.is_used = True
 
+    @contextlib.contextmanager
+    def agreed_update(self) -> Iterator[None]:
+        """In the block, in which no rank waits for another one, an exception refuses all further steps."""
+        try:
+            yield
+        except BaseException:
+            if self.ranks.size() > 1:
+                # Other ranks may have finished theirs, so that the parameters differ.
+                self._give_up("a step has failed in the update of the parameters, which other ranks may have finished")
+            raise
+
     def check_attached(self, optimizer: Any) -> None:
         """Checks that an optimizer is the last one that took over.
 
@@ -548,7 +559,10 @@ class GradientEngine(WrappedModel):
     def _new_finite_check(self) -> FiniteCheck | None:
         """Check of gradients that is read with the numbers of a step; None where each bucket is checked at once."""
         is_wanted = self.config.check_for_nan_in_grad and self._is_on_gpu()
-        return FiniteCheck([bucket for group in self.groups() for bucket in group.buckets]) if is_wanted else None
+        if not is_wanted:
+            return None
+        has_same = [label == self.expert_groups[self.rank] for label in self.expert_groups]
+        return FiniteCheck([one for group in self.groups() for one in group.buckets], self.experts.params, has_same)
 
     def _is_on_gpu(self) -> bool:
         return any(buffer.grad_data.is_cuda for buffer in self.buffers())

@@ -197,7 +197,10 @@ class Waiter:
                 except BackendError as error:
                     if self.step is None:
                         self.raise_cause(what, error)
-                        raise
+                        rank = self._group.rank
+                        raise BackendError(
+                            f"{what}: rank {rank} has lost another rank, or waited for it in vain: {error}"
+                        ) from error
                     # Another rank reports why, or gives no more signs of life.
                     lost, elapsed = error, max(elapsed, _OBSERVATION * timeout)
             # In every turn: signs are compared over the last part of the timeout, and a rank that waits must not seem

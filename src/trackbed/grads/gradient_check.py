@@ -1,7 +1,7 @@
 """Checks of gradients before they are reduced."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final, Protocol
 
 import torch
@@ -121,10 +121,19 @@ class FiniteCheck:
     What was found is sent to all ranks with the other numbers of the step, and each of them raises the same error.
 
     Args:
-        buckets: all buckets of a wrapper.
+        buckets: all buckets of a wrapper, those of experts last.
+        experts: parameters of experts.
+        has_same_experts: for each rank, whether it has the experts of this one.
     """
 
-    def __init__(self, buckets: Sequence[_ParamAndGradBucket]) -> None:
+    def __init__(
+        self,
+        buckets: Sequence[_ParamAndGradBucket],
+        experts: Collection[torch.nn.Parameter] = (),
+        has_same_experts: Sequence[bool] = (),
+    ) -> None:
+        self._experts = frozenset(experts)
+        self._has_same_experts = has_same_experts
         self._places = [(bucket, param) for bucket in buckets for param in bucket.params_list if param.numel()]
         """Bucket and parameter of each number that ranks send."""
         self._numbers: dict[_ParamAndGradBucket, torch.Tensor] = {}
@@ -163,12 +172,14 @@ class FiniteCheck:
         """
         for rank, number in enumerate(numbers):
             if number != _ALL_FINITE:
+                name = self._describe(number, rank)
                 raise NonFiniteGradientError(
-                    f"rank {rank}: gradients must be finite, but that of {self._describe(number)} is NaN or infinite"
+                    f"rank {rank}: gradients must be finite, but that of {name} is NaN or infinite"
                 )
 
-    def _describe(self, number: int) -> str:
-        if number >= len(self._places):  # that rank has more experts than this one
+    def _describe(self, number: int, rank: int) -> str:
+        is_known = number < len(self._places)  # a rank may have more experts than this one
+        if not is_known or (self._places[number][1] in self._experts and not self._has_same_experts[rank]):
             return "a parameter of an expert"
         bucket, param = self._places[number]
         name = bucket.names.get(param, f"a parameter of shape {list(param.shape)}")

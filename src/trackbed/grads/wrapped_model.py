@@ -1,5 +1,6 @@
 """A model whose parameters lie in buffers, the same on all ranks."""
 
+import secrets
 from collections.abc import Iterable, Iterator
 from itertools import combinations
 from typing import Any, NamedTuple
@@ -71,6 +72,8 @@ class WrappedModel(Owner):
         self._broadcasts = broadcast
         self.messages = self.expert_messages = messages_of(self.ranks)
         self.waiter = Waiter(self.messages)
+        self.expert_groups = [0] * self.ranks.size()
+        """Label of the ranks with the same experts as each rank."""
         with self.messages.guarded("DistributedDataParallel"):
             self._check_config(config)
             self.module = _checked_module(module)
@@ -201,6 +204,9 @@ class WrappedModel(Owner):
         ):
             of_part = messages if part.ranks is ranks else messages_of(part.ranks)
             part.use(connect(part.ranks, of_part, part.buffers, self.config))
+        if self.experts.buffers and self.expert_ranks is not self.ranks:
+            (label, *_) = self.expert_messages.all_gather(secrets.randbits(50))
+            self.expert_groups = self.messages.all_gather(label)
 
     @torch.no_grad()
     def _make_same(self) -> None:

@@ -33,12 +33,14 @@ from trackbed.optim.state import OptimizerState
 from trackbed.optim.state_parts import State, StatePart
 from trackbed.optim.torch_optimizers import TorchOptimizers, check_elementwise
 from trackbed.optim.update_agreement import (
+    check_experts_agree,
     check_updates_agree,
     describe_update,
+    digest_of_lines,
     digest_of_tensors,
     digests_of,
     groups_with,
-    is_on_gpu,
+    numbers_on_gpu,
 )
 
 logger = logging.getLogger(__name__)
@@ -198,6 +200,8 @@ class DataParallelOptimizer:
                 `zero_grad` was not called since the last step; a parameter was replaced, moved or converted; or the
                 model has a newer optimizer.
             ArgumentError: a parameter group was added.
+            Exception: as torch's optimizer raises it. Other ranks may have finished this step: all further ones are
+                refused, unless this rank is alone.
             CollectiveError: another rank failed, or has other parameter groups, options or frozen parameters.
         """
         self._check_groups()
@@ -205,11 +209,12 @@ class DataParallelOptimizer:
         self._copies.take_over()
         scale = self._loss_scale.value
         norm, unused = self._agree_on_update()
-        norm /= scale
-        is_finite = math.isfinite(norm)
-        if is_finite:
-            self._update(self._factors(norm, scale), unused)
-        self._loss_scale.update(is_finite=is_finite)
+        with self._engine.agreed_update():
+            norm /= scale
+            is_finite = math.isfinite(norm)
+            if is_finite:
+                self._update(self._factors(norm, scale), unused)
+            self._loss_scale.update(is_finite=is_finite)
         return StepReport(not is_finite, norm, scale)
 
     @torch.no_grad()
@@ -335,12 +340,15 @@ class DataParallelOptimizer:
         many gradients they lack. Only if each lacks some, they also exchange which.
         """
         parts = (False, True) if self._engine.experts.buffers else (False,)
-        texts = {part: self._describe_update(of_experts=part) for part in parts}
-        lacking = {part: self._engine.lacking_gradients(of_experts=part) for part in parts}
         squares = square_sum_numbers(shared_gradients(self._engine))
+        texts = {part: self._describe_update(of_experts=part) for part in parts}
+        # Ranks with other experts must not update where these disagree.
+        experts = self._tensor_numbers([], squares.device, of_experts=True) + digest_of_lines(texts.get(True, {}))
+        lacking = {part: self._engine.lacking_gradients(of_experts=part) for part in parts}
+        more = {False: [experts, squares], True: []}
         found = self._engine.exchange_update(
             {part: np.array([len(lacking[part]), *digests_of(texts[part])], dtype=np.int64) for part in parts},
-            {part: self._tensor_numbers([] if part else [squares], squares.device, of_experts=part) for part in parts},
+            {part: self._tensor_numbers(more[part], squares.device, of_experts=part) for part in parts},
         )
         unused = set[str]()
         for part, rows in found.items():
@@ -348,12 +356,14 @@ class DataParallelOptimizer:
             check_updates_agree(texts[part], digests, partial(self._gather_lines, of_experts=part))
             params = self._engine.unused_params(lacking[part], rows[:, 0], of_experts=part)
             unused.update(self._names[param] for param in params)
-        return SquareSum.total(found[False][:, -len(squares) :]).norm(), unused
+        rows = found[False][:, -len(squares) - 1 :]
+        check_experts_agree(rows[:, 0].tolist(), self._engine.expert_groups)
+        return SquareSum.total(rows[:, 1:]).norm(), unused
 
     def _tensor_numbers(self, more: list[torch.Tensor], device: torch.device, *, of_experts: bool) -> torch.Tensor:
         """Numbers on the device of the gradients: what stands for options that are tensors, and more."""
         groups = groups_with(self.optimizers, self._names_of[of_experts])
-        options = [value for _, group in groups for value in group.values() if is_on_gpu(value)]
+        options = [value for _, group in groups for value in numbers_on_gpu(group)]
         return torch.cat([digest_of_tensors(options, device), *more])
 
     def _gather_lines(self, name: str, ranks: Collection[int], *, of_experts: bool) -> dict[int, list[str]]:
@@ -364,7 +374,10 @@ class DataParallelOptimizer:
     def _describe_update(self, *, of_experts: bool, reads_gpu: bool = False) -> dict[str, list[str]]:
         groups = self._names_of[of_experts]
         frozen = [name for names in groups for name in names if not self._params[name].requires_grad]
-        more = {"max_norm": [repr(self._max_norm)], "the loss scale": [repr(self._loss_scale.value)]}
+        more = {
+            "max_norm": [repr(None if self._max_norm is None else float(self._max_norm))],
+            "the loss scale": [repr(self._loss_scale.value)],
+        }
         return (
             describe_update(self.optimizers, groups, frozen, reads_gpu=reads_gpu)
             | {"the state that was loaded": [self._state.origins[of_experts]]}

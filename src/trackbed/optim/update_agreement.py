@@ -28,12 +28,20 @@ def describe_options(options: Mapping[str, Any], *, reads_gpu: bool = True) -> l
         reads_gpu: False to leave the values of tensors on a GPU out; True to wait for them.
     """
     own = {key: value for key, value in options.items() if key not in _NOT_OPTIONS}
-    found = {key: "a tensor" if not reads_gpu and is_on_gpu(value) else _plain(value) for key, value in own.items()}
+    found = {key: _plain(value, reads_gpu=reads_gpu) for key, value in own.items()}
     return [f"{key}={value!r}" for key, value in found.items() if _is_plain(value)]
 
 
-def is_on_gpu(value: object) -> bool:
-    """True for a number in a tensor whose value the host would wait for."""
+def numbers_on_gpu(options: Mapping[str, Any]) -> list[torch.Tensor]:
+    """Numbers in tensors of a parameter group, also in lists, whose values the host would wait for."""
+    found = []
+    for value in options.values():
+        values = value if isinstance(value, list | tuple) else [value]
+        found += [one for one in values if _is_on_gpu(one)]
+    return found
+
+
+def _is_on_gpu(value: object) -> bool:
     return isinstance(value, torch.Tensor) and value.numel() == 1 and value.device.type != "cpu"
 
 
@@ -67,7 +75,9 @@ def describe_update(
     """
     groups = groups_with(optimizers, names)
     return {
-        "the class of the optimizer": [type(optimizer).__qualname__ for optimizer in optimizers],
+        "the class of the optimizer": [
+            f"{type(optimizer).__module__}.{type(optimizer).__qualname__}" for optimizer in optimizers
+        ],
         "the parameter groups": [
             f"{brief([own])} in group {number} ({_digest_of(repr(own)):x})" for number, own in enumerate(names)
         ],
@@ -131,6 +141,11 @@ def digests_of(texts: Mapping[str, list[str]]) -> npt.NDArray[np.int64]:
     return np.array([_digest_of("; ".join(lines)) for lines in texts.values()], dtype=np.int64)
 
 
+def digest_of_lines(texts: Mapping[str, list[str]]) -> int:
+    """Number that stands for all lines."""
+    return _digest_of(repr(dict(texts)))
+
+
 def check_updates_agree(
     texts: Mapping[str, list[str]],
     rows: npt.NDArray[np.int64],
@@ -154,15 +169,42 @@ def check_updates_agree(
     column = int(np.argmax(different))
     name = [*texts, OPTIONS][column]
     # Two ranks alone send their lines, which may be long: every rank reads all that is sent.
-    difference = difference_of(gather(name, unlike_ranks(rows[:, column].tolist()) or ()), absent="no more")
-    raise CollectiveError(f"optimizer: {name} must be the same on every rank, but {difference}")
+    unlike = unlike_ranks(rows[:, column].tolist()) or ()
+    difference = difference_of(gather(name, unlike), absent="no more")
+    # A number on one rank, and a tensor with the same one on another, have the same lines.
+    ranks = " and ".join(f"rank {rank}" for rank in unlike)
+    found = difference or f"{ranks} have them in other types, or NaN in other bits"
+    raise CollectiveError(f"optimizer: {name} must be the same on every rank, but {found}")
 
 
-def _plain(value: Any) -> Any:
-    """Numbers of any type, and tensors of one, as floats; lists as tuples."""
+def check_experts_agree(digests: Sequence[int], groups: Sequence[int]) -> None:
+    """Checks that ranks with the same experts agree, which each rank can tell of all.
+
+    So that no rank updates its dense parameters where those with other experts than its own have raised an error.
+
+    Args:
+        digests: number of each rank that stands for how it updates its experts.
+        groups: label of the ranks with the same experts as each rank.
+
+    Raises:
+        CollectiveError: they do not.
+    """
+    first = dict(reversed([(label, rank) for rank, label in enumerate(groups)]))
+    for rank, label in enumerate(groups):
+        if digests[rank] != digests[first[label]]:
+            raise CollectiveError(
+                f"optimizer: ranks with the same experts must update them alike, but rank {rank} and rank "
+                f"{first[label]} do not: their errors say more"
+            )
+
+
+def _plain(value: Any, *, reads_gpu: bool = True) -> Any:
+    """Numbers of any type, and arrays and tensors of one, as floats; lists as tuples."""
     if isinstance(value, list | tuple):
-        return tuple(map(_plain, value))
-    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        return tuple(_plain(one, reads_gpu=reads_gpu) for one in value)
+    if not reads_gpu and _is_on_gpu(value):
+        return "a tensor"
+    if (isinstance(value, torch.Tensor) and value.numel() == 1) or (isinstance(value, np.ndarray) and value.size == 1):
         value = value.item()
     is_number = isinstance(value, int | float | np.number) and not isinstance(value, bool | np.complexfloating)
     return float(value) if is_number else value

@@ -48,6 +48,10 @@ class LateCopies:
 
         return is_over
 
+    def mark(self):
+        turns = itertools.count(1)
+        return lambda: next(turns) >= 3
+
     def contiguous(self, part):
         return part.resolve_conj().resolve_neg().contiguous().clone()
 

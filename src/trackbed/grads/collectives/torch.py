@@ -1,11 +1,14 @@
 """Collectives of a process group of `torch.distributed`, on any device."""
 
 import contextlib
+import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
+from itertools import count
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -51,9 +54,17 @@ def dist_all_gather_func(
     return function(output, input, group=group, async_op=async_op)
 
 
+logger = logging.getLogger(__name__)
+
 _POLL_SECONDS: Final = 0.01
-_ROW: Final = len(NO_LABEL) + MAX_NUMBERS
-"""Numbers that a rank sends in an exchange, with its label. Ranks at different exchanges must send as many."""
+_ABORT_SECONDS: Final = 3.0
+_ROW: Final = len(NO_LABEL) + MAX_NUMBERS + 2
+"""Numbers that a rank sends in an exchange: its label, numbers, and those of its user and the operation.
+
+Ranks at different exchanges must send as many."""
+_MOST_USERS: Final = 1 << 32
+_users: "Final[WeakKeyDictionary[Any, Iterator[int]]]" = WeakKeyDictionary()
+"""Numbers for those that use a process group, in the order in which all ranks create them."""
 _REDUCE_SCATTER: Final = dist_reduce_scatter_func
 
 
@@ -81,6 +92,7 @@ class TorchCollectives:
         self._fp32_accumulation = fp32_accumulation
         self._device = device
         self._num_issued = 0
+        self._user = 1 if process_group is None else next(_users.setdefault(process_group, count(1)))
         self._last: Sequence[Any] = ()
         """Works of the last operation on a GPU."""
         self._ending = threading.Lock()
@@ -175,7 +187,8 @@ class TorchCollectives:
         # On the GPU, if gradients are reduced there: the host waits for no other rank then.
         if self._device is not None and self.is_queued():
             device = self._device
-        row = [*label, *numbers.tolist(), *[0] * (_ROW - num_known)]
+        mark = self._user, self._num_issued
+        row = [*label, *numbers.tolist(), *[0] * (_ROW - num_known - len(mark)), *mark]
         mine = torch.tensor(row, dtype=torch.int64, pin_memory=device.type == "cuda" and torch.cuda.is_available())
         mine = mine.to(device, non_blocking=True)  # a copy from memory that is not pinned would wait for the GPU
         if more is not None:
@@ -187,8 +200,22 @@ class TorchCollectives:
 
         def decode(read: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
             rows = read.reshape(size, _ROW)
+            marks = list(map(tuple, rows[:, -len(mark) :].tolist()))
+            if marks[own] != mark or Label(*rows[own, : len(label)].tolist()) != label:
+                # What lies there was never received: the operation has failed, which a read from a GPU does not tell.
+                raise BackendError("torch.distributed: an exchange of the ranks was not carried out")
+            for rank, (user, number) in enumerate(marks):
+                if not (0 < user < _MOST_USERS and number > 0):
+                    raise BackendError(f"torch.distributed: what rank {rank} has sent in an exchange did not arrive")
             labels = [Label(step, bucket) for step, bucket in rows[:, : len(label)].tolist()]
             check_places(own, [("reduction", found) for found in labels])
+            for rank, (user, number) in enumerate(marks):
+                if (user, number) != mark:
+                    other = "one of another wrapper" if user != mark[0] else f"number {number} of this wrapper"
+                    raise CollectiveError(
+                        f"gradients: all ranks must be at the same operation of their process group, but rank {rank} "
+                        f"is at {other}, and rank {own} at number {mark[1]}"
+                    )
             return rows[:, len(label) : num_sent]
 
         return Exchange(self._issued([work], device), decode, received)
@@ -233,15 +260,42 @@ class TorchCollectives:
         """
         if self._device is None or not self.is_queued():
             return False
-        deadline = time.monotonic() + seconds
-        with self._ending, contextlib.suppress(RuntimeError):  # an operation that has failed is over
-            while not self.is_ended and not all(work.is_completed() for work in self._last):
+        if not self._ending.acquire(timeout=seconds + _ABORT_SECONDS):
+            return False  # another thread is at it
+        try:
+            deadline = time.monotonic() + seconds
+            while not self.is_ended and not self._is_over():
                 if time.monotonic() >= deadline:
                     self.is_ended = True
-                    abort_backend(self._group, self._device)
-                    return True
+                    return self._abort()
                 time.sleep(_POLL_SECONDS)
+        finally:
+            self._ending.release()
         return False
+
+    def _is_over(self) -> bool:
+        """True if the last operation is over, also if it has failed."""
+        with contextlib.suppress(Exception):  # of any class, as the backend has it
+            return all(work.is_completed() for work in self._last)
+        return True
+
+    def _abort(self) -> bool:
+        """Aborts the backend, on a thread that this one leaves behind if that hangs: the failure must be told."""
+        is_done = threading.Event()
+
+        def abort() -> None:
+            try:
+                abort_backend(self._group, self._device)  # type: ignore[arg-type]
+                is_done.set()
+            except Exception:  # it must not replace the error that has ended the step
+                logger.exception("rank %d: its operations on the GPU could not be ended", self.rank())
+
+        thread = threading.Thread(target=abort, name="trackbed-abort", daemon=True)
+        thread.start()
+        thread.join(_ABORT_SECONDS)
+        if thread.is_alive():
+            logger.warning("rank %d: its operations on the GPU have not ended in %g s", self.rank(), _ABORT_SECONDS)
+        return is_done.is_set()
 
     def _issued(
         self,
