@@ -12,11 +12,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from trackbed.comm import SOLO
 from trackbed.grads import DistributedDataParallel, DistributedDataParallelConfig, gradient_check
+from trackbed.grads.collectives import torch as torch_collectives
 from trackbed.grads.engine import GradientEngine
 from trackbed.grads.failure_aware_wait import Waiter
 from trackbed.grads.gradient_check import NonFiniteGradientError
 from trackbed.optim import DataParallelOptimizer, update_agreement
-from trackbed.optim import optimizer as optimizer_module
 
 SCALAR_READ = torch.ops.aten._local_scalar_dense.default
 VIEWS = ("as_strided", "detach", "view", "split", "slice", "select", "alias")
@@ -72,8 +72,7 @@ def pretends(monkeypatch):
         return isinstance(value, torch.Tensor) and value.numel() == 1
 
     monkeypatch.setattr(GradientEngine, "_is_on_gpu", lambda engine: True)
-    monkeypatch.setattr(optimizer_module, "is_on_gpu", is_number)
-    monkeypatch.setattr(update_agreement, "is_on_gpu", is_number)
+    monkeypatch.setattr(update_agreement, "_is_on_gpu", is_number)
 
 
 @contextlib.contextmanager
@@ -237,6 +236,7 @@ def test_a_gpu_is_read_once_in_a_step(is_finite, pretended_gpu, monkeypatch):
         return Answer(rows.reshape(-1))
 
     monkeypatch.setattr(Waiter, "read", read)
+    monkeypatch.setattr(torch_collectives, "_check_rows", lambda *_: None)
     with FakeTensorMode(allow_non_fake_inputs=True):
         module = Parameters()
         options = {"overlap_grad_reduce": True, "collectives": "torch"}
@@ -259,3 +259,11 @@ def test_a_gpu_is_read_once_in_a_step(is_finite, pretended_gpu, monkeypatch):
     assert len(reads) == 1
     # A scalar read of such a tensor raises; a copy to the host would be one more.
     assert operators.scalar_reads == operators.copies_to_host == 0
+
+
+def test_numbers_on_a_gpu_are_not_read_where_they_stand_in_a_tuple(pretends):
+    betas = torch.tensor(0.9), torch.tensor(0.99)
+    options = {"lr": torch.tensor(0.1), "betas": betas, "eps": 1e-8}
+    found = update_agreement.describe_options(options, reads_gpu=False)
+    assert found == ["lr='a tensor'", "betas=('a tensor', 'a tensor')", "eps=1e-08"]
+    assert update_agreement.numbers_on_gpu(options) == [options["lr"], *betas]

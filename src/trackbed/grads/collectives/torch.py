@@ -200,22 +200,7 @@ class TorchCollectives:
 
         def decode(read: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
             rows = read.reshape(size, _ROW)
-            marks = list(map(tuple, rows[:, -len(mark) :].tolist()))
-            if marks[own] != mark or Label(*rows[own, : len(label)].tolist()) != label:
-                # What lies there was never received: the operation has failed, which a read from a GPU does not tell.
-                raise BackendError("torch.distributed: an exchange of the ranks was not carried out")
-            for rank, (user, number) in enumerate(marks):
-                if not (0 < user < _MOST_USERS and number > 0):
-                    raise BackendError(f"torch.distributed: what rank {rank} has sent in an exchange did not arrive")
-            labels = [Label(step, bucket) for step, bucket in rows[:, : len(label)].tolist()]
-            check_places(own, [("reduction", found) for found in labels])
-            for rank, (user, number) in enumerate(marks):
-                if (user, number) != mark:
-                    other = "one of another wrapper" if user != mark[0] else f"number {number} of this wrapper"
-                    raise CollectiveError(
-                        f"gradients: all ranks must be at the same operation of their process group, but rank {rank} "
-                        f"is at {other}, and rank {own} at number {mark[1]}"
-                    )
+            _check_rows(rows, own, label, mark)
             return rows[:, len(label) : num_sent]
 
         return Exchange(self._issued([work], device), decode, received)
@@ -394,6 +379,38 @@ class TorchWork:
     def late_ranks(self) -> list[int]:
         """No rank: torch does not say."""
         return []
+
+
+def _check_rows(rows: npt.NDArray[np.int64], own: int, label: Label, mark: tuple[int, int]) -> None:
+    """Checks that what was received in an exchange is what all ranks have sent in it.
+
+    A read from a GPU does not tell that the exchange has failed: what lies there may be from an earlier one.
+
+    Args:
+        rows: `[ranks, _ROW]` numbers that were received.
+        own: number of this rank.
+        label: label that this rank has sent.
+        mark: numbers of the user of the process group and of its operation, that this rank has sent.
+
+    Raises:
+        BackendError: they were not received.
+        CollectiveError: ranks are at different operations.
+    """
+    marks = list(map(tuple, rows[:, -len(mark) :].tolist()))
+    labels = [Label(step, bucket) for step, bucket in rows[:, : len(label)].tolist()]
+    if marks[own] != mark or labels[own] != label:
+        raise BackendError("torch.distributed: an exchange of the ranks was not carried out")
+    for rank, (user, number) in enumerate(marks):
+        if not (0 < user < _MOST_USERS and number > 0):
+            raise BackendError(f"torch.distributed: what rank {rank} has sent in an exchange did not arrive")
+    check_places(own, [("reduction", found) for found in labels])
+    for rank, (user, number) in enumerate(marks):
+        if (user, number) != mark:
+            other = "one of another wrapper" if user != mark[0] else f"number {number} of this wrapper"
+            raise CollectiveError(
+                "gradients: all ranks must be at the same operation of their process group, but rank "
+                f"{rank} is at {other}, and rank {own} at number {mark[1]}"
+            )
 
 
 def _scale(buffers: Sequence[torch.Tensor], scale: float) -> None:
