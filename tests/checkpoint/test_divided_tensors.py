@@ -45,3 +45,14 @@ def test_ranks_load_dtensors_of_any_layout_that_ranks_of_another_have_saved(num_
 def test_what_lies_beside_dtensors_is_kept(tmp_path):
     found = run_script(Path(__file__).parent / "beside_rank.py", 2, tmp_path, limit_seconds=120)
     assert "tied" in found[0][0]
+
+
+@pytest.mark.dist
+@pytest.mark.slow
+def test_a_resume_reads_what_a_rank_has_and_hardly_more(tmp_path):
+    """In the layout that was saved, and in another one along the first axis. Checksums are of a MiB each."""
+    for size in (2, 3):
+        script = Path(__file__).with_name("read_bytes_rank.py")
+        for ((read, own),) in run_script(script, size, tmp_path / "saved", limit_seconds=60):
+            assert own >= 60 << 20
+            assert own <= read <= 1.05 * own, (size, read / own)

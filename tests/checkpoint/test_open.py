@@ -2,7 +2,11 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+import torch.testing._internal.distributed.fake_pg as fake_pg
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
 
 from trackbed.checkpoint import ShardedObject, ShardedTensor, find_damage, open_checkpoint, save
 from trackbed.comm import run_ranks
@@ -41,6 +45,40 @@ def test_a_part_is_read_as_from_a_tensor(checkpoint, index):
     part = open_checkpoint(checkpoint)["w"][index]
     assert part.dtype == torch.int32
     assert torch.equal(part, NUMBERS[index])
+
+
+def test_a_tensor_is_filled_where_it_lies(checkpoint):
+    opened, target = open_checkpoint(checkpoint), torch.zeros(6, 2, 5, dtype=torch.int32).transpose(0, 1)
+    opened["w"].fill(target)
+    assert torch.equal(target, NUMBERS)
+    for wrong, words in (
+        (torch.zeros(2, 6, 4, dtype=torch.int32), "must have the shape"),
+        (torch.zeros(2, 6, 5, dtype=torch.int8), "must be loaded into a type that can hold them"),
+        (torch.zeros(1, dtype=torch.int32).expand(2, 6, 5), "is expanded"),
+        (torch.zeros(2, 6, 5, dtype=torch.int32, device="meta"), "lies on the meta device"),
+    ):
+        with pytest.raises(CheckpointError, match=f"w: .*{words}"):
+            opened["w"].fill(wrong)
+
+
+def test_the_own_part_of_a_dtensor_is_filled_without_the_other_ranks(checkpoint):
+    store = fake_pg.FakeStore()
+    for rank in range(2):
+        dist.init_process_group("fake", rank=rank, world_size=2, store=store)
+        try:
+            mesh = init_device_mesh("cpu", (2,))
+            target = DTensor.from_local(
+                torch.zeros(2, 6, 3 - rank, dtype=torch.int32),
+                mesh,
+                [Shard(2)],
+                run_check=False,
+                shape=NUMBERS.shape,
+                stride=NUMBERS.stride(),
+            )
+            open_checkpoint(checkpoint)["w"].fill(target)
+            assert torch.equal(target.to_local(), NUMBERS[:, :, :3] if rank == 0 else NUMBERS[:, :, 3:])
+        finally:
+            dist.destroy_process_group()
 
 
 def test_what_is_there_is_listed(checkpoint):

@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 from trackbed import (
@@ -99,7 +100,7 @@ KINDS = {
 
 def new(kind, mesh, seed, *, turned=False):
     model = new_model(seed)
-    if mesh is not None and mesh.mesh_dim_names == ("data", "tensor"):
+    if mesh is not None and is_tensor_parallel(mesh):
         plan = {"hidden": ColwiseParallel(output_layouts=Replicate())}
         parallelize_module(model, mesh["tensor"], plan)
         mesh = mesh["data"]
@@ -172,7 +173,9 @@ def start(kind, mesh):
     average.load_state_dict(model.state_dict())
     state = sharded_state(model, optimizer)
     more = {**sharded_state(average, prefix="average."), "schedule": schedule.state_dict(), "step": BEFORE}
-    save({**state, **more}, FOLDER / kind)
+    with CommDebugMode() as sent:
+        save({**state, **more}, FOLDER / kind)
+    assert sent.get_total_counts() == 0, sent.get_comm_counts()
     if kind != "odd":  # of which torch refuses nothing, but stores the parts of one rank
         check_names(model, optimizer, state)
         for flattened in (False, True):
@@ -184,8 +187,12 @@ def start(kind, mesh):
     expected = copy.deepcopy(contents(model, optimizer, is_odd=kind == "odd"))
     losses = train(model, optimizer, schedule, range(BEFORE, BEFORE + AFTER))
     if dist.get_rank() == 0:
-        torch.save([expected, losses, dist.get_world_size()], FOLDER / f"{kind}.pt")
+        torch.save([expected, losses, dist.get_world_size(), is_tensor_parallel(mesh)], FOLDER / f"{kind}.pt")
     dist.barrier()
+
+
+def is_tensor_parallel(mesh):
+    return mesh.mesh_dim_names == ("data", "tensor")
 
 
 def check_names(model, optimizer, state):
@@ -199,7 +206,7 @@ def check_names(model, optimizer, state):
 
 
 def check_loads(kind, mesh):
-    expected, losses, num_ranks = torch.load(FOLDER / f"{kind}.pt", weights_only=True)
+    expected, losses, num_ranks, has_tensors = torch.load(FOLDER / f"{kind}.pt", weights_only=True)
     is_odd, size = kind == "odd", dist.get_world_size()
     model, optimizer = new(kind, mesh, 2, turned=True)
     schedule = schedule_of(optimizer)
@@ -212,7 +219,7 @@ def check_loads(kind, mesh):
     check_same(contents(model, optimizer, is_odd=is_odd), expected, (kind, "ours"))
     schedule.load_state_dict(found["schedule"])
     more = train(model, optimizer, schedule, range(BEFORE, BEFORE + AFTER))
-    if num_ranks == size and mesh.mesh_dim_names != ("data", "tensor"):
+    if num_ranks == size and is_tensor_parallel(mesh) == has_tensors:
         assert more == losses, (kind, more, losses)
     load_sharded_state(FOLDER / kind, model, prefix="average.")
     assert torch.equal(whole(model.hidden.weight.detach()), expected["hidden.weight"])
@@ -254,7 +261,9 @@ def check_own(mesh):
         dist.barrier()
         wrapper, optimizer = own(1)
         train(wrapper, optimizer, schedule_of(optimizer.optimizer), range(BEFORE))
-        save(sharded_state(wrapper, optimizer), path)
+        with CommDebugMode() as sent:
+            save(sharded_state(wrapper, optimizer), path)
+        assert sent.get_total_counts() == 0, sent.get_comm_counts()
     else:
         wrapper, optimizer = own(2)
         load_sharded_state(path, wrapper, optimizer)
@@ -269,7 +278,7 @@ def check_own(mesh):
     if dist.get_world_size() == torch.load(FOLDER / "AdamW fused.pt", weights_only=True)[2]:
         wrapper, optimizer = own(4)
         load_sharded_state(FOLDER / "AdamW fused", wrapper, optimizer)
-        expected, _, _ = torch.load(FOLDER / "AdamW fused.pt", weights_only=True)
+        expected, *_ = torch.load(FOLDER / "AdamW fused.pt", weights_only=True)
         for name, fields in optimizer.full_state_dict()["state"].items():
             assert all(torch.equal(expected[f"{name}/{field}"], value) for field, value in fields.items())
     dist.barrier()
@@ -292,6 +301,13 @@ def main():
             check_loads(kind, mesh)
     for mesh in meshes:
         check_own(mesh)
+    FOLDER /= "tensor parallel"
+    if is_tensor_parallel(meshes[-1]):
+        FOLDER.mkdir(exist_ok=True)
+        dist.barrier()
+        start("AdamW foreach", meshes[-1])
+    for mesh in meshes if FOLDER.exists() else ():
+        check_loads("AdamW foreach", mesh)
     print(json.dumps(list(KINDS)))
     dist.destroy_process_group()
 

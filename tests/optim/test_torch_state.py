@@ -213,7 +213,7 @@ def wrapped(group, seed):
 
 
 @pytest.mark.parametrize("key_order", ["megatron", "torch"])
-@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("size", [1, 2, 3, 8])
 def test_states_move_between_trackbeds_optimizer_and_torchs(size, key_order, tmp_path):
     model = new_model(1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
@@ -238,6 +238,13 @@ def test_states_move_between_trackbeds_optimizer_and_torchs(size, key_order, tmp
     load_sharded_state(tmp_path / "own", other, theirs, group=SOLO)
     assert same(theirs.state_dict()["state"], optimizer.state_dict()["state"])
     assert theirs.param_groups[0]["lr"] == 0.01
+
+    def on_other_ranks(group):
+        wrapper, own = wrapped(group, 4)
+        load_sharded_state(tmp_path / "own", wrapper, own)
+        return own.full_state_dict()["state"]
+
+    assert same(run_ranks({1: 8, 2: 3, 3: 2, 8: 3}[size], on_other_ranks)[-1], states)
 
 
 def test_a_complete_state_as_a_plain_value_is_loaded_too(tmp_path):

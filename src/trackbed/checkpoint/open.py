@@ -12,9 +12,10 @@ import torch
 
 from trackbed.checkpoint.folder import CheckpointFolder, local_folder, open_folder
 from trackbed.checkpoint.format.dcp_metadata import DCP_METADATA
-from trackbed.checkpoint.io.boxes import BoxReader
-from trackbed.checkpoint.load import require_covered
+from trackbed.checkpoint.io.boxes import BoxReader, BoxToFill, fill_boxes
+from trackbed.checkpoint.load import require_covered, require_loadable
 from trackbed.checkpoint.ranks import Ranks, meet
+from trackbed.checkpoint.state.divided_tensors import divided_tensor, is_divided, parts_to_load, undivided_tensor
 from trackbed.errors import ArgumentError, CheckpointError
 from trackbed.plural import number_of
 
@@ -64,6 +65,26 @@ class TensorReader:
         with self._folder.naming_replacement(), BoxReader(self._folder.path, self._folder.catalogue) as reader:
             reader.read_box(self._key, target, first)
         return target[tuple(0 if axis in dropped else slice(None) for axis in range(len(shape)))]
+
+    def fill(self, target: torch.Tensor) -> None:
+        """Fills a tensor, or this rank's part of a `DTensor`, where it lies. Does not communicate.
+
+        Args:
+            target: tensor with the shape and type of the stored one.
+
+        Raises:
+            CheckpointError: it has another shape or type or no memory of its own, a file is damaged, or the checkpoint
+                lacks elements.
+        """
+        entry = divided_tensor(target, self._key) if is_divided(target) else undivided_tensor(target, (self._key,))
+        if entry is None:
+            return  # this rank has no part of it
+        parts = parts_to_load(entry, target, self._key).build().values()
+        for part in parts:
+            require_loadable(part, self._folder.catalogue, allow_cast=False)
+        places = [BoxToFill(self._key, part.data, part.global_offset) for part in parts if part.data.numel()]
+        with self._folder.naming_replacement():
+            fill_boxes(places, self._folder.path, self._folder.catalogue, lambda: None)
 
     def _slices(self, index: tuple[Any, ...]) -> tuple[list[slice], set[int]]:
         """Slices of all axes, and the axes that an integer drops."""
