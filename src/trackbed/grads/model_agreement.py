@@ -3,7 +3,8 @@
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -176,9 +177,16 @@ def connect(
     if why is not None:
         logger.info("gradients are reduced by torch, because %s", why)
     device = buffers[0].grad_data.device if buffers else None
+    # Not counted by each rank for itself: a constructor that fails may have come further on some of them.
+    user = max(group.all_gather(_num_users.get(process_group, 0))) + 1
+    _num_users[process_group] = user
     return TorchCollectives(
-        process_group, fp32_accumulation=config.reduce_scatter_with_fp32_accumulation, device=device
+        process_group, fp32_accumulation=config.reduce_scatter_with_fp32_accumulation, device=device, user=user
     )
+
+
+_num_users: "Final[WeakKeyDictionary[Any, int]]" = WeakKeyDictionary()
+"""Number of collectives that were made for a process group of torch."""
 
 
 def _why_not_shared(buffers: Sequence[_ParamAndGradBuffer], config: ReductionOptions) -> str | None:

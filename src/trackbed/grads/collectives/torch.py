@@ -4,11 +4,9 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from itertools import count
 from typing import Any, Final
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -63,8 +61,6 @@ _ROW: Final = len(NO_LABEL) + MAX_NUMBERS + 2
 
 Ranks at different exchanges must send as many."""
 _MOST_USERS: Final = 1 << 32
-_users: "Final[WeakKeyDictionary[Any, Iterator[int]]]" = WeakKeyDictionary()
-"""Numbers for those that use a process group, in the order in which all ranks create them."""
 _REDUCE_SCATTER: Final = dist_reduce_scatter_func
 
 
@@ -83,16 +79,22 @@ class TorchCollectives:
         process_group: process group.
         fp32_accumulation: True to add in float32 on a GPU too.
         device: device of the buffers, from which a group without a backend for the CPU sends other tensors, too.
+        user: number of these among all that exchange numbers over the process group, at least 1.
     """
 
     def __init__(
-        self, process_group: Any, *, fp32_accumulation: bool = False, device: torch.device | None = None
+        self,
+        process_group: Any,
+        *,
+        fp32_accumulation: bool = False,
+        device: torch.device | None = None,
+        user: int = 1,
     ) -> None:
         self._group = process_group
         self._fp32_accumulation = fp32_accumulation
         self._device = device
         self._num_issued = 0
-        self._user = 1 if process_group is None else next(_users.setdefault(process_group, count(1)))
+        self._user = user
         self._last: Sequence[Any] = ()
         """Works of the last operation on a GPU."""
         self._ending = threading.Lock()
