@@ -53,7 +53,8 @@ def test_a_tensor_is_filled_where_it_lies(checkpoint):
     assert torch.equal(target, NUMBERS)
     for wrong, words in (
         (torch.zeros(2, 6, 4, dtype=torch.int32), "must have the shape"),
-        (torch.zeros(2, 6, 5, dtype=torch.int8), "must be loaded into a type that can hold them"),
+        (torch.zeros(2, 6, 5, dtype=torch.int8), "is stored in torch.int32, but the tensor to fill is of torch.int8"),
+        (torch.zeros(2, 6, 5, dtype=torch.int64), "but the tensor to fill is of torch.int64"),
         (torch.zeros(1, dtype=torch.int32).expand(2, 6, 5), "is expanded"),
         (torch.zeros(2, 6, 5, dtype=torch.int32, device="meta"), "lies on the meta device"),
     ):

@@ -76,6 +76,12 @@ class TensorReader:
             CheckpointError: it has another shape or type or no memory of its own, a file is damaged, or the checkpoint
                 lacks elements.
         """
+        if not isinstance(target, torch.Tensor) or target.layout is not torch.strided:
+            raise ArgumentError(f"{self._key}: the tensor to fill must be dense, found {type(target).__name__}")
+        if target.dtype != self.dtype:
+            raise CheckpointError(
+                f"{self._key}: is stored in {self.dtype}, but the tensor to fill is of {target.dtype}"
+            )
         entry = divided_tensor(target, self._key) if is_divided(target) else undivided_tensor(target, (self._key,))
         if entry is None:
             return  # this rank has no part of it
@@ -85,6 +91,8 @@ class TensorReader:
         places = [BoxToFill(self._key, part.data, part.global_offset) for part in parts if part.data.numel()]
         with self._folder.naming_replacement():
             fill_boxes(places, self._folder.path, self._folder.catalogue, lambda: None)
+        if not target.is_inference():
+            torch.autograd.graph.increment_version(target)
 
     def _slices(self, index: tuple[Any, ...]) -> tuple[list[slice], set[int]]:
         """Slices of all axes, and the axes that an integer drops."""

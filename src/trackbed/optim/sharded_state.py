@@ -97,7 +97,8 @@ def sharded_state(
             `state_dict(keep_vars=True)`, as `sharded_state_dict()` of Megatron Core's models returns them: ranks have
             parts of larger tensors, stacked layers, or stages of a pipeline. Model and `DataParallelOptimizer` are
             stored under their keys, as Megatron Core reads them in its format `fully_reshardable`. A number of a copy
-            is a tuple, whose last one counts the ranks of the wrapper.
+            is a tuple, whose last one counts the ranks of the wrapper. Stages have as many parameter groups, in one
+            order; layers that are stacked have one group, or several with the same options.
 
     Returns:
         State with the keys "model", and "optimizer" if there is one, after the prefix.
@@ -116,6 +117,8 @@ def sharded_state(
         arguments = _arguments(optimizer, prefix, has_entries=entries is not None)
         meeting.group.agree("sharded_state", f"{arguments}, keys as {key_order} has them")
         if entries is not None:
+            if key_order != "megatron":
+                raise ArgumentError("key_order: must be 'megatron' with entries, whose keys these are")
             return _placed_state(models, optimizer, entries, meeting.rank, prefix)
         states = entries_of_models(models, meeting.rank, prefix)
         lazy = [name for name, value in states.items() if is_lazy(value)]
@@ -143,7 +146,7 @@ def _placed_state(
 ) -> dict[str, Any]:
     """State of a model and its optimizer under the keys of entries."""
     module, places = _placed(models, optimizer, entries)
-    state: dict[str, Any] = {f"{prefix}model": entries_of_model(module, entries, places, prefix)}
+    state: dict[str, Any] = {f"{prefix}model": entries_of_model(module, entries, places, prefix, saves=True)}
     if optimizer is not None:
         state[f"{prefix}optimizer"] = state_of_own(optimizer, rank, prefix, "megatron", places)
     return state
@@ -235,7 +238,7 @@ def load_sharded_state(
             extra, places = dict[str, str](), NO_PLACES
             if entries is not None:
                 module, places = _placed(models, optimizer, entries)
-                own = {f"{prefix}model": entries_of_model(module, entries, places, prefix)}
+                own = {f"{prefix}model": entries_of_model(module, entries, places, prefix, saves=False)}
                 wanted = check_parts(own, opened, rename=None, allow_cast=allow_cast)
             else:
                 extra, wanted = request_for_model(models, opened, common, meeting.rank, prefix, allow_cast=allow_cast)

@@ -7,6 +7,7 @@ the parameter, such as the state of its optimizer, lies in the same places.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from math import prod
 from operator import add, eq, gt, sub
 from typing import Any, Final
@@ -14,9 +15,10 @@ from typing import Any, Final
 import torch
 
 from trackbed.checkpoint import LocalNonpersistentObject, ShardedTensor, ShardedTensorFactory, boxes
-from trackbed.checkpoint.state.sharded_tensor import ReplicaId
+from trackbed.checkpoint.state.sharded_tensor import ReplicaId, check_key
 from trackbed.checkpoint.state.tree import nested_values
 from trackbed.errors import ArgumentError
+from trackbed.kernels.integers import is_integer
 
 Numbers = tuple[int, ...]
 
@@ -139,13 +141,12 @@ def places_of_entries(entries: Mapping[str, Any], params: Mapping[str, torch.Ten
     for name, param in params.items():
         entry = entries.get(name)
         if entry is None:
-            raise ArgumentError(f"entries: must have an entry for each parameter, but have none for {name}")
+            raise ArgumentError(f"entries: must have an entry for each parameter and buffer, but have none for {name}")
         if hasattr(entry, "build_fn"):
-            built = [one for one in nested_values(entry.build()) if _is_tensor(one)]
-            found[name] = [_part_of(name, one, param) for one in built]
-            if sum(prod(part.shape) for part in found[name]) != param.numel():
+            found[name] = [_part_of(name, one, param) for one in nested_values([entry.build()]) if is_tensor(one)]
+            if not found[name] or not _has_each_once(found[name], param):
                 raise ArgumentError(f"entries: what the factory of {name} builds must have each of its elements once")
-        elif _is_tensor(entry):
+        elif is_tensor(entry):
             found[name] = [_part_of(name, entry, param)]
             if found[name][0].shape != tuple(param.shape):
                 raise _other_data(name, param)
@@ -156,14 +157,37 @@ def places_of_entries(entries: Mapping[str, Any], params: Mapping[str, torch.Ten
     return found
 
 
-def _is_tensor(entry: Any) -> bool:
+def is_tensor(entry: Any) -> bool:
     """True for a `ShardedTensor`, of Trackbed or of Megatron Core."""
     return hasattr(entry, "global_offset") and hasattr(entry, "local_shape")
+
+
+def _has_each_once(parts: Sequence[PlacedPart], param: torch.Tensor) -> bool:
+    """True if boxes have each element of a parameter once: as many as it has, and no two of them have a common one."""
+    if sum(prod(part.shape) for part in parts) != param.numel():
+        return False
+    return not any(
+        all(
+            max(low, start) < min(low + size, start + count)
+            for low, size, start, count in zip(one.first, one.shape, other.first, other.shape, strict=True)
+        )
+        for one, other in combinations(parts, 2)
+    )
 
 
 def _part_of(name: str, entry: Any, param: torch.Tensor) -> PlacedPart:
     """Place of an entry whose data is the parameter or a box of it."""
     data = entry.data
+    check_key(entry.key)
+    replica_id = entry.replica_id
+    for number in replica_id if isinstance(replica_id, tuple) else (replica_id,):
+        if not is_integer(number):
+            raise ArgumentError(
+                f"entries: the number of a copy must be an integer or a tuple of integers, but that of {name} is "
+                f"{replica_id!r}"
+            )
+    if any(stride == 0 and size > 1 for stride, size in zip(param.stride(), param.shape, strict=True)):
+        raise ArgumentError(f"entries: {name} must have memory for each element, but is expanded")
     if not isinstance(data, torch.Tensor) or data.dim() != param.dim() or data.dtype != param.dtype:
         raise _other_data(name, param)
     sizes = zip(data.shape, data.stride(), param.stride(), strict=True)

@@ -17,13 +17,11 @@ from trackbed.checkpoint.load import check_parts
 from trackbed.checkpoint.ranks import Meeting
 from trackbed.errors import CheckpointError
 from trackbed.optim.in_checkpoints.placed_parts import Places, as_vector, entries_of_range
-from trackbed.optim.in_checkpoints.stored_state import optimizer_key, without_names
+from trackbed.optim.in_checkpoints.stored_state import MEGATRONS_MAIN, optimizer_key, without_names
 from trackbed.optim.optimizer import DataParallelOptimizer
 from trackbed.optim.pieces import is_low_precision
 from trackbed.optim.state_parts import MAIN, State, StatePart
 
-MEGATRONS_MAIN: Final = "param"
-"""Key of parameters in float32 in Megatron Core's format."""
 _FORMAT: Final = "fully_reshardable"
 _WHERE: Final = "state of the optimizer"
 
@@ -48,13 +46,41 @@ def under_keys(common: Mapping[str, Any], places: Places) -> dict[str, Any]:
                     f"of entries, but {field!r} has the shape {list(value.shape)}"
                 )
         for key in keys_of([name], places):
-            states.setdefault(key, dict(values))
+            _require_same(states.setdefault(key, dict(values)), values, name, key)
     types: dict[str, dict[str, str]] = {}
     for name, fields in common["divided"].items():
+        for field in fields:
+            if field == MEGATRONS_MAIN or "." in field:
+                raise CheckpointError(
+                    f"{_WHERE}: its keys must have no dot and not be {MEGATRONS_MAIN!r} to be stored under the keys of "
+                    f"entries, but that of {name} has {field!r}"
+                )
         for key in keys_of([name], places):
-            types.setdefault(key, {(MEGATRONS_MAIN if field == MAIN else field): of for field, of in fields.items()})
+            types.setdefault(key, dict(fields))
     groups = [{**group, "params": keys_of(group["params"], places)} for group in common["param_groups"]]
+    seen: dict[str, State] = {}
+    for group in groups:
+        for key in group["params"]:
+            _require_same(seen.setdefault(key, without_names(group)), without_names(group), "one of its layers", key)
     return {**common, "state": states, "divided": types, "param_groups": groups}
+
+
+def _require_same(one: State, other: State, name: str, key: str) -> None:
+    """Checks that parameters that are stored in one tensor have the same single numbers and options."""
+    for field in sorted({*one, *other}):
+        if not _is_same(one.get(field), other.get(field)):
+            raise CheckpointError(
+                f"{_WHERE}: all parameters that are stored as {key} must have the same {field!r}, but {name} has "
+                f"{other.get(field)!r}, and another one {one.get(field)!r}"
+            )
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor):
+        return type(one) is type(other) and one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(_is_same, one, other))
+    return bool(one == other)
 
 
 def keys_of(names: Sequence[str], places: Places) -> list[str]:
@@ -114,27 +140,32 @@ def find_placed_state(
             f"{opened.path}: must have the state of an optimizer that sharded_state(entries=...) saved, or that of "
             f"Megatron Core's in the format {_FORMAT!r}, but has none"
         )
-    groups = saved["param_groups"] if is_own else saved["optimizer"]["param_groups"]
+    owner = saved if is_own else saved.get("optimizer")
+    groups = owner.get("param_groups") if isinstance(owner, Mapping) else None
+    if not isinstance(groups, list) or not all(isinstance(group, Mapping) for group in groups):
+        raise CheckpointError(f"{opened.path}: {_WHERE}: must have a list of dictionaries under 'param_groups'")
     if len(groups) != len(optimizer.param_groups):
         raise CheckpointError(
             f"{_WHERE}: must have as many parameter groups as the optimizer, {len(optimizer.param_groups)}, but has "
             f"{len(groups)}"
         )
     types = _types_of(opened, prefix)
+    if is_own:
+        _check_stored(saved["divided"], types, opened)
     found: dict[str, Any] = {"state": {}, "param_groups": [], "divided": {}}
     if is_own:
         found = {**saved, **found}
     for own, names, by_place in zip(optimizer.param_groups, optimizer.group_names, groups, strict=True):
         keys = set(keys_of(names, places))
-        stored = next((group for group in groups if is_own and not keys.isdisjoint(group["params"])), by_place)
+        stored = next((group for group in groups if is_own and not keys.isdisjoint(group.get("params", ()))), by_place)
         options = without_names(own)
-        found["param_groups"].append({**options, **{key: stored[key] for key in options if key in stored}})
-        found["param_groups"][-1]["params"] = names
+        known = stored if is_own else {key: stored[key] for key in options if key in stored}
+        found["param_groups"].append({**options, **without_names(known), "params": names})
         numbers = {"step": torch.tensor(float(stored["step"]))} if not is_own and "step" in stored else {}
         for name in names:
             key = places[name][0].key
             if is_own:
-                numbers = _numbers_of(key, stored, saved["state"])
+                numbers = _numbers_of(key, stored, saved.get("state", {}))
             fields = {field: of for field, of in types.get(key, {}).items() if field != MEGATRONS_MAIN}
             if is_low_precision(params[name]) and MEGATRONS_MAIN in types.get(key, {}):
                 fields[MAIN] = types[key][MEGATRONS_MAIN]
@@ -146,7 +177,16 @@ def find_placed_state(
 def _numbers_of(key: str, group: Mapping[str, Any], states: Mapping[str, State]) -> State:
     """Single numbers of the state of a stored tensor: of one of its group, if it is one of another pipeline stage."""
     known = states.get(key)
-    return known if known is not None else next((states[one] for one in group["params"] if one in states), {})
+    return known if known is not None else next((states[one] for one in group.get("params", ()) if one in states), {})
+
+
+def _check_stored(listed: Mapping[str, Any], types: Mapping[str, Mapping[str, str]], opened: CheckpointFolder) -> None:
+    """Checks that all tensors are stored that the plain values list."""
+    for key, fields in listed.items():
+        for field in fields:
+            stored = MEGATRONS_MAIN if field == MAIN else field
+            if stored not in types.get(key, {}):
+                raise CheckpointError(f"{opened.path}: {_WHERE}: must have {stored!r} of {key}, but has none")
 
 
 def _types_of(opened: CheckpointFolder, prefix: str) -> dict[str, dict[str, str]]:

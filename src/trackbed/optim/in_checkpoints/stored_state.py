@@ -13,6 +13,8 @@ from trackbed.optim.state_parts import MAIN, State
 KeyOrder: TypeAlias = Literal["megatron", "torch"]
 """Order of the keys of an optimizer's tensors: `optimizer.state.KEY.NAME`, or `optimizer.state.NAME.KEY`."""
 KEY_ORDERS: Final = get_args(KeyOrder)
+MEGATRONS_MAIN: Final = "param"
+"""Key of parameters in float32 in Megatron Core's format `fully_reshardable`."""
 _NAMES: Final = ("params", "param_names")
 
 
@@ -31,6 +33,8 @@ def optimizer_key(name: str, field: str, prefix: str, order: KeyOrder) -> str:
 def stored_key(name: str, field: str, prefix: str, stored: Container[str]) -> str:
     """Key under which a tensor of an optimizer is stored, in either order."""
     keys = [optimizer_key(name, field, prefix, order) for order in KEY_ORDERS]
+    if field == MAIN:
+        keys.append(optimizer_key(name, MEGATRONS_MAIN, prefix, "megatron"))
     return next((key for key in keys if key in stored), keys[0])
 
 
