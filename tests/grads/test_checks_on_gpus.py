@@ -78,6 +78,9 @@ def test_a_judge_is_asked_at_once(on_gpu):
     asked = []
 
     class Judge:
+        def is_there(self):
+            return True
+
         def check_finite(self, norm, bucket):
             asked.append(norm)
             return True

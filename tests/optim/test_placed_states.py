@@ -200,8 +200,7 @@ def step(wrapper, optimizer):
     optimizer.step()
 
 
-@pytest.mark.parametrize("steps", [0, 2])
-@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize(("steps", "sharded"), [(0, True), (2, False)])
 @pytest.mark.parametrize(
     ("kind", "options"),
     [

@@ -16,6 +16,7 @@ from trackbed.checkpoint.folder import CheckpointFolder
 from trackbed.checkpoint.load import check_parts
 from trackbed.checkpoint.ranks import Meeting
 from trackbed.errors import CheckpointError
+from trackbed.grads.parameter_set import name_in_module
 from trackbed.optim.in_checkpoints.placed_parts import Places, as_vector, entries_of_range
 from trackbed.optim.in_checkpoints.stored_state import MEGATRONS_MAIN, optimizer_key, without_names
 from trackbed.optim.optimizer import DataParallelOptimizer
@@ -94,7 +95,8 @@ def with_params(parts: Sequence[StatePart], optimizer: DataParallelOptimizer) ->
         StatePart(part.name, MEGATRONS_MAIN if part.key == MAIN else part.key, part.value, part.span) for part in parts
     ]
     copied = {part.name for part in parts if part.key == MAIN}
-    params = {name: param for name, param in optimizer.model.module.named_parameters() if name not in copied}
+    named = ((name_in_module(name), param) for name, param in optimizer.model.module.named_parameters())
+    params = {name: param for name, param in named if name not in copied}
     return own + [
         StatePart(name, MEGATRONS_MAIN, params[name].detach().reshape(-1)[slice(*span)], span)
         for name, span in optimizer.spans().items()
