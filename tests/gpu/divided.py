@@ -72,7 +72,7 @@ def whole(value: torch.Tensor) -> torch.Tensor:
 
 
 def same(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> bool:
-    """Whether all tensors have the same bits."""
+    """True if all tensors have the same bits."""
     return found.keys() == wanted.keys() and all(torch.equal(found[name], wanted[name]) for name in wanted)
 
 

@@ -16,7 +16,15 @@ from trackbed.comm.difference import packed, unpacked
 from trackbed.errors import ArgumentError, GradientError
 from trackbed.grads.automatic_reduction import AutomaticReduction, PassState, lacked_by_all
 from trackbed.grads.collectives import Collectives, Label, SharedMemoryCollectives, TorchCollectives
-from trackbed.grads.collectives.protocol import EXCHANGES, LEFT, MAX_NUMBERS, NO_LABEL, NORM, read_together
+from trackbed.grads.collectives.protocol import (
+    EXCHANGES,
+    LEFT,
+    MAX_NUMBERS,
+    NO_LABEL,
+    NORM,
+    BackendError,
+    read_together,
+)
 from trackbed.grads.config import ReductionOptions
 from trackbed.grads.failure_aware_wait import GROUP_IS_LOST, end_stuck, freed_from_failures
 from trackbed.grads.gradient_check import FiniteCheck
@@ -307,7 +315,7 @@ class GradientEngine(WrappedModel):
 
     @contextlib.contextmanager
     def agreed_update(self) -> Iterator[None]:
-        """In the block, in which no rank waits for another one, an exception refuses all further steps."""
+        """In the block, on which all ranks have agreed, an exception refuses all further steps."""
         try:
             yield
         except BaseException:
@@ -444,7 +452,7 @@ class GradientEngine(WrappedModel):
                 except BaseException as error:
                     self._give_up(refusal)
                     end_stuck(on_gpus)
-                    if isinstance(error, dist.DistError):  # as of NCCL, once a rank is gone
+                    if isinstance(error, dist.DistError | BackendError):  # as of NCCL, once a rank is gone
                         self.waiter.raise_cause(what, error)
                     raise
         except BaseException as error:

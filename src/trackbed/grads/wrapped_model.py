@@ -204,9 +204,11 @@ class WrappedModel(Owner):
         ):
             of_part = messages if part.ranks is ranks else messages_of(part.ranks)
             part.use(connect(part.ranks, of_part, part.buffers, self.config))
-        if self.experts.buffers and self.expert_ranks is not self.ranks:
-            (label, *_) = self.expert_messages.all_gather(secrets.randbits(50))
-            self.expert_groups = self.messages.all_gather(label)
+        label = 0
+        if self.expert_ranks is not self.ranks:
+            label = self.expert_messages.all_gather(1 + secrets.randbits(50))[0]
+        # On all ranks, as some may have no experts.
+        self.expert_groups = self.messages.all_gather(label)
 
     @torch.no_grad()
     def _make_same(self) -> None:

@@ -248,7 +248,7 @@ class TorchCollectives:
         if self._device is None or not self.is_queued():
             return False
         if not self._ending.acquire(timeout=seconds + _ABORT_SECONDS):
-            return False  # another thread is at it
+            return False  # another thread is about to end them
         try:
             deadline = time.monotonic() + seconds
             while not self.is_ended and not self._is_over():

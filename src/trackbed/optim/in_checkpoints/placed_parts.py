@@ -1,8 +1,8 @@
 """Places of parameters in stored tensors: their own, or those that a model's `sharded_state_dict()` describes.
 
 Under tensor parallelism a parameter is a part of a larger tensor; equal layers may be stacked to one tensor, with a
-further axis; and a factory may store a parameter as several parts, each in its own place. Whatever has the shape of
-the parameter, such as the state of its optimizer, lies in the same places.
+further axis; and a factory may store a parameter as several parts, each in its own place. The state of its optimizer,
+which has the shape of the parameter, lies in the same places.
 """
 
 from collections.abc import Callable, Mapping, Sequence
