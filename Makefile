@@ -92,8 +92,9 @@ bench: $(VENV)/bench.done ## Measure against megatron-core, in the same run
 bench-grads: $(VENV)/bench.done ## Training steps, collectives and hooks of two ranks, against their peers: five minutes
 	$(BIN)/python -m benchmarks.grads
 
-bench-ckpt: $(VENV)/bench.done ## Saves and loads of 2 GB and of 20,000 small tensors, against their peers: half an hour, and 10 GB of disk
+bench-ckpt: $(VENV)/bench.done ## Saves, loads and exports of checkpoints, against their peers: half an hour, and 15 GB of disk
 	$(BIN)/python -m benchmarks.checkpoints
+	$(BIN)/python -m benchmarks.exports
 
 bench-stores: $(VENV)/bench.done ## Samples from an S3 server on loopback, against obstore and megatron-core: five minutes; needs root and Ceph
 	$(BIN)/python tests/support/stores/ceph.py $(BIN)/python -W ignore -m benchmarks.stores

@@ -15,6 +15,7 @@ import argparse
 import contextlib
 import functools
 import mmap
+import multiprocessing
 import os
 import random
 import shutil
@@ -382,6 +383,8 @@ def run_rank(options: argparse.Namespace) -> None:
                 shutil.rmtree(folder)
             dist.barrier()
     sys.stdout.flush()
+    for child in multiprocessing.active_children():  # of megatron-core; they would go on for ever
+        child.kill()
     os._exit(0)  # peers leave threads and processes that would end the process with an error
 
 

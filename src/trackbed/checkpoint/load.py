@@ -17,6 +17,7 @@ from trackbed.checkpoint.folder import CheckpointFolder, local_folder, open_for_
 from trackbed.checkpoint.format.catalogue import Catalogue, StoredTensor
 from trackbed.checkpoint.io.boxes import BoxReader, BoxToFill, fill_boxes
 from trackbed.checkpoint.megatron_arguments import refuses_megatron_arguments
+from trackbed.checkpoint.paused_collector import paused_collector
 from trackbed.checkpoint.plan.exchange import Exchange, exchange_parts, must_exchange, parse_exchange, plan_parts
 from trackbed.checkpoint.plan.shard_table import gather_table, has_elements, tabulate
 from trackbed.checkpoint.plan.validate import cover_once, require_distinct, require_valid
@@ -77,6 +78,7 @@ def load(
 
 
 @refuses_megatron_arguments(_OWN_NAMES)
+@paused_collector()
 def load(
     state: dict[str, Any] | str | Path,
     folder: str | Path | None = None,

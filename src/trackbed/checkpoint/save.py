@@ -20,6 +20,7 @@ from trackbed.checkpoint.format.safe_pickle import torch_bytes
 from trackbed.checkpoint.io.file_writer import WrittenItem, write_items
 from trackbed.checkpoint.io.written_files import WrittenFiles, catalogue_of
 from trackbed.checkpoint.megatron_arguments import refuses_megatron_arguments
+from trackbed.checkpoint.paused_collector import paused_collector
 from trackbed.checkpoint.plan.assignment import Assignment, assign_balanced, choose_main_replicas, join_assignments
 from trackbed.checkpoint.plan.copies import check_copies_agree
 from trackbed.checkpoint.plan.divided_plan import DividedPlan, DividedTable, plan_divided
@@ -56,6 +57,7 @@ _last_plans: Final[WeakKeyDictionary[Any, "_LastPlan"]] = WeakKeyDictionary()
 
 
 @refuses_megatron_arguments({"sharded_state_dict": "state", "checkpoint_dir": "folder"})
+@paused_collector()
 def save(
     state: dict[str, Any],
     folder: str | Path,

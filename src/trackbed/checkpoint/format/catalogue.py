@@ -16,6 +16,8 @@ Numbers = tuple[int, ...]
 
 _QUANTIZED: Final = {torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4}
 """Types whose tensors are more than their elements; torch ends the process if they are made of these alone."""
+_FEW_ROWS: Final = 4
+"""Number of boxes up to which a loop takes less time than arrays."""
 DTYPE_OF: Final[Mapping[str, torch.dtype]] = {
     str(value).removeprefix("torch."): value
     for value in vars(torch).values()
@@ -121,9 +123,9 @@ class Catalogue:
             For each: its row, and the first element and the end of the common elements, in the global tensor.
         """
         tensor = self.tensors[key]
-        if len(tensor.rows) == 1:
-            return _common(tensor.rows[0], *self.box(tensor.rows[0], len(tensor.shape)), offset, shape)
         num_axes = len(tensor.shape)
+        if len(tensor.rows) <= _FEW_ROWS:
+            return [found for row in tensor.rows for found in _common(row, *self.box(row, num_axes), offset, shape)]
         rows = np.fromiter(tensor.rows, dtype=np.int64, count=len(tensor.rows))
         starts, low = self.offsets[rows, :num_axes], np.array(offset, dtype=np.int64)
         first = np.maximum(starts, low)
