@@ -284,6 +284,36 @@ def check_own(mesh):
     dist.barrier()
 
 
+def check_replicas():
+    """Adafactor, whose states have shapes of their own, of torch's replicas: torch's does not run on DTensors."""
+    path = FOLDER / "Adafactor"
+
+    def new_replica(seed):
+        model = new_model(seed)
+        return nn.parallel.DistributedDataParallel(model), torch.optim.Adafactor(groups_of(model), lr=0.1)
+
+    if not path.exists():
+        dist.barrier()
+        wrapper, optimizer = new_replica(1)
+        schedule = schedule_of(optimizer)
+        train(wrapper, optimizer, schedule, range(BEFORE))
+        save({**sharded_state(wrapper, optimizer), "schedule": schedule.state_dict()}, path)
+        expected = copy.deepcopy(contents(wrapper.module, optimizer, is_odd=False))
+        losses = train(wrapper, optimizer, schedule, range(BEFORE, BEFORE + AFTER))
+        if dist.get_rank() == 0:
+            torch.save([expected, losses, dist.get_world_size()], FOLDER / "Adafactor.pt")
+        dist.barrier()
+    expected, losses, num_ranks = torch.load(FOLDER / "Adafactor.pt", weights_only=True)
+    assert any(name.endswith("/row_var") for name in expected)
+    wrapper, optimizer = new_replica(2)
+    schedule = schedule_of(optimizer)
+    schedule.load_state_dict(load_sharded_state(path, wrapper, optimizer)["schedule"])
+    check_same(contents(wrapper.module, optimizer, is_odd=False), expected, "Adafactor")
+    more = train(wrapper, optimizer, schedule, range(BEFORE, BEFORE + AFTER))
+    # The mean of several ranks' equal gradients is rounded.
+    assert dist.get_world_size() != num_ranks or more == losses, (more, losses)
+
+
 def main():
     global FOLDER, BEFORE
     FOLDER, BEFORE = Path(sys.argv[1]), int(sys.argv[2])
@@ -301,6 +331,7 @@ def main():
             check_loads(kind, mesh)
     for mesh in meshes:
         check_own(mesh)
+    check_replicas()
     FOLDER /= "tensor parallel"
     if is_tensor_parallel(meshes[-1]):
         FOLDER.mkdir(exist_ok=True)
