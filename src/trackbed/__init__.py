@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from trackbed.checkpoint import random_states as random_states
     from trackbed.checkpoint import restore_random_states as restore_random_states
     from trackbed.checkpoint import save as save
+    from trackbed.checkpointer import Checkpointer as Checkpointer
     from trackbed.datasets import Batch as Batch
     from trackbed.datasets.blend.dataset import SplitDataset as SplitDataset
     from trackbed.errors import ArgumentError as ArgumentError
@@ -64,6 +65,7 @@ __getattr__, __dir__, __all__ = lazy_names(
         "trackbed.blends.open": "Splits open_blend",
         "trackbed.checkpoint": "Checkpoint ShardedObject ShardedTensor latest_checkpoint load open_checkpoint "
         "random_states restore_random_states save",
+        "trackbed.checkpointer": "Checkpointer",
         "trackbed.datasets": "Batch",
         "trackbed.datasets.blend.dataset": "SplitDataset",
         "trackbed.errors": (

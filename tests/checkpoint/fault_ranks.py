@@ -24,15 +24,20 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
 from trackbed.checkpoint import ShardedObject, ShardedTensor, load, open_checkpoint, save
+from trackbed.checkpoint.background.slab import Slab
 from trackbed.checkpoint.damage import find_damage
 from trackbed.checkpoint.dcp import StorageWriter
 from trackbed.checkpoint.io.boxes import BoxReader
 from trackbed.checkpoint.plan import exchange
+from trackbed.checkpointer import Checkpointer
 from trackbed.errors import CheckpointError
 
 SIZE = 3
 AT_ONCE = 4
-save_module, load_module = (import_module(f"trackbed.checkpoint.{name}") for name in ("save", "load"))
+save_module, load_module, snapshot_module = (
+    import_module(f"trackbed.checkpoint.{name}") for name in ("save", "load", "background.snapshot")
+)
+checkpointer_module = import_module("trackbed.checkpointer.checkpointer")
 PHASES = {
     "save": {
         "describe": (save_module, "describe_state"),
@@ -45,6 +50,18 @@ PHASES = {
         "partial folder": (save_module, "make_partial_folder"),
         "descriptions": (save_module, "write_descriptions"),
         "commit": (save_module, "commit_checkpoint"),
+    },
+    "checkpointer": {
+        "describe": (save_module, "describe_state"),
+        "validate": (save_module, "require_valid"),
+        "plan": (save_module, "assign_balanced"),
+        "copy": (Slab, "copies_of"),
+        "write": (snapshot_module, "write_shards"),
+        "write items": (save_module, "write_items"),
+        "collect": (snapshot_module, "_collect_in"),
+        "partial folder": (save_module, "make_partial_folder"),
+        "descriptions": (snapshot_module, "write_descriptions"),
+        "commit": (checkpointer_module, "commit_checkpoint"),
     },
     "load": {
         "describe": (load_module, "describe_request"),
@@ -64,7 +81,7 @@ class Case:
     """What happens."""
 
     action: str
-    """save, load, or "dcp save" for torch's function with Trackbed's storage."""
+    """save, load, checkpointer for a save in the background, or "dcp save" for torch's function with our storage."""
     mode: str
     """raise, kill or stop; for `killed at` kill."""
     who: int
@@ -126,6 +143,10 @@ def value_of(path, num_elements):
     return numbers.pop()
 
 
+def path_of(case, folder):
+    return folder / ("step-0000001" if case.action == "checkpointer" else "checkpoint")
+
+
 def store_of(rank, folder):
     """The store that rank 0 hosts. The system chooses its port, as a free one may be taken before it is used."""
     path = folder / "port"
@@ -145,11 +166,22 @@ def rank_of(case, rank, folder):
     dist.init_process_group("gloo", timeout=timedelta(seconds=case.timeout), **options)
     if case.claims_gpu:
         torch.cuda.is_available = lambda: True
-    path = folder / "checkpoint"
+    path = path_of(case, folder)
     flat = {"exchange": "flat"} if case.action == "load" else {}
     # Connections exist afterwards. The structure is another, so that the plan is not used again.
     save(state_of(rank, 5.0, 7), folder / "first")
     load(state_of(rank, 0.0, 7), folder / "first", exchange="flat")
+    checkpointer = Checkpointer(folder) if case.action == "checkpointer" else None
+
+    def save_value(value):
+        if checkpointer is None:
+            save(state_of(rank, value, case.num_elements), path)
+            return
+        state = state_of(rank, value, case.num_elements)
+        checkpointer.save(1, state)
+        for key in ("rows", "copies"):
+            state[key].data.fill_(-1.0)
+        checkpointer.wait()
 
     def happen():
         (folder / "happened").write_text(str(time.time()))
@@ -171,8 +203,8 @@ def rank_of(case, rank, folder):
     (folder / f"ready{rank}").touch()
     found = {"raised": None}
     try:
-        if case.action == "save":
-            save(state_of(rank, 2.0, case.num_elements), path)
+        if case.action in ("save", "checkpointer"):
+            save_value(2.0)
         elif case.action == "dcp save":
             dcp.save(divided_state(rank, 2.0, case.num_elements), storage_writer=StorageWriter(path))
         else:
@@ -182,7 +214,7 @@ def rank_of(case, rank, folder):
             raise
         found = {"raised": str(error), "at": time.time()}
     if case.mode == "raise":
-        save(state_of(rank, 3.0, case.num_elements), path)
+        save_value(3.0)
         loaded = load(state_of(rank, 0.0, case.num_elements), path, **flat)
         found["next"] = float(loaded["rows"].max())
     return found
@@ -206,7 +238,7 @@ def forked(work, output):
 
 def trial(case, folder):
     """Runs a case."""
-    path = folder / "checkpoint"
+    path = path_of(case, folder)
     if case.target == "checkpoint" or case.action == "load":
         save(state_of_all(1.0, case.num_elements), path)
     elif case.target in ("empty", "others"):

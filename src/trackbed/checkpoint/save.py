@@ -114,6 +114,57 @@ def _save(
     content: dict[str, Any],
     direct: bool,
 ) -> None:
+    planned = plan_save(state, meeting, phases)
+    partial = make_partial(folder, meeting)
+    with digesting(planned.compared if meeting.size > 1 else {}, meeting.poll) as plain_tensors:
+        with phases("write"):
+            check_copies_agree(meeting, planned.described.divided, planned.plan.divided)
+            names = [data_name(meeting.rank)] * len(planned.values)
+            written = write_shards(partial, planned.values, names, meeting.poll, direct=direct)
+        with phases("collect"):
+            own_tensors = plain_tensors()
+            written_by_rank, digests = collect(meeting, written, own_tensors.digest())
+            check_plain_tensors_agree(meeting, own_tensors, digests, planned.plan.divided.paths)
+    with phases("commit"):
+        if meeting.rank == 0:
+            contents = planned.contents(content)
+            write_descriptions(partial, planned.plan, written_by_rank, contents)
+            commit_checkpoint(partial, folder)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedSave:
+    """A save that is ready to be written: what each rank writes is known, and nothing is on the disk."""
+
+    described: StateToSave
+    """State of this rank."""
+    plan: "SavePlan"
+    values: list[torch.Tensor | bytes]
+    """What this rank writes, in order: views of its tensors, and bytes of its objects."""
+
+    @property
+    def compared(self) -> dict[str, Any]:
+        """Values whose large tensors must be the same on all ranks that have them."""
+        plain = {entry.key: entry.data for entry in self.described.divided if entry.division == UNDIVIDED}
+        return self.described.common | plain
+
+    def contents(self, more: dict[str, Any]) -> dict[str, bytes]:
+        """Small files of the checkpoint by name, with its plain values and further ones.
+
+        Raises:
+            CheckpointError: a value could not be loaded.
+        """
+        common = self.described.common_with(more | _paths_in_common(self.plan))
+        config = CheckpointingConfig("torch_dist", 1)
+        return {COMMON_NAME: torch_bytes(common, COMMON_NAME), CONFIG_NAME: config.encode()}
+
+
+def plan_save(state: dict[str, Any], meeting: Meeting, phases: Phases) -> PlannedSave:
+    """Collective over the ranks: describes a state, and agrees on what each rank writes of it.
+
+    Raises:
+        CheckpointError: the state cannot be saved, or a rank is at another operation.
+    """
     with phases("describe"):
         state, _ = take_states(state)
         divides = has_divided(state)
@@ -128,28 +179,9 @@ def _save(
             shards, objects, plan = _planned(described, meeting, divides=True)
     if meeting.rank == 0:
         _check_places(described.common, plan)
-    partial = make_partial(folder, meeting)
-    plain = {entry.key: entry.data for entry in described.divided if entry.division == UNDIVIDED}
-    with digesting(described.common | plain if meeting.size > 1 else {}, meeting.poll) as plain_tensors:
-        with phases("write"):
-            values = shard_values(shards, objects, plan, meeting.rank)
-            values += divided_values(described.divided, plan.divided, meeting.rank)
-            check_copies_agree(meeting, described.divided, plan.divided)
-            names = [data_name(meeting.rank)] * len(values)
-            written = write_shards(partial, values, names, meeting.poll, direct=direct)
-        with phases("collect"):
-            own_tensors = plain_tensors()
-            written_by_rank, digests = collect(meeting, written, own_tensors.digest())
-            check_plain_tensors_agree(meeting, own_tensors, digests, plan.divided.paths)
-    with phases("commit"):
-        if meeting.rank == 0:
-            config = CheckpointingConfig("torch_dist", 1)
-            contents = {
-                COMMON_NAME: torch_bytes(described.common_with(content | paths_in_common(plan)), COMMON_NAME),
-                CONFIG_NAME: config.encode(),
-            }
-            write_descriptions(partial, plan, written_by_rank, contents)
-            commit_checkpoint(partial, folder)
+    values = shard_values(shards, objects, plan, meeting.rank)
+    values += divided_values(described.divided, plan.divided, meeting.rank)
+    return PlannedSave(described, plan, values)
 
 
 class OthersDivideError(CheckpointError):
@@ -397,7 +429,7 @@ def _check_places(common: Any, plan: SavePlan) -> None:
             )
 
 
-def paths_in_common(plan: SavePlan) -> dict[str, Any]:
+def _paths_in_common(plan: SavePlan) -> dict[str, Any]:
     """Entry of the common state with the paths of plain tensors that are stored as tensors."""
     return {PLAIN_TENSORS: dict(plan.divided.paths)} if plan.divided.paths else {}
 

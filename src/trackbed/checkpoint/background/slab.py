@@ -1,0 +1,117 @@
+"""Shared memory for the copies of what a rank writes. It outlives a save, and the next one uses it again.
+
+Fresh pages cost the system more than the copy itself, so they are taken ahead, all at once, and kept.
+"""
+
+import mmap
+import os
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+import torch
+
+from trackbed.errors import CheckpointError
+
+_ALIGNMENT: Final = 64
+"""Copies begin at multiples of so many bytes, as torch's own memory does."""
+_ROUNDING: Final = 2 << 20
+_POPULATE_WRITE: Final = 23
+"""`MADV_POPULATE_WRITE` of Linux 5.14: takes the pages of a range, without an access to each."""
+
+
+class Slab:
+    """Memory for copies, of a size that only grows."""
+
+    def __init__(self) -> None:
+        self._memory: mmap.mmap | None = None
+        self._num_bytes = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the memory."""
+        return self._num_bytes
+
+    def reserve(self, num_bytes: int) -> None:
+        """Takes memory, if it has less than so many bytes. What it held is lost then.
+
+        Raises:
+            CheckpointError: there is not so much.
+        """
+        if num_bytes <= self._num_bytes:
+            return
+        self.release()
+        size = -(-num_bytes // _ROUNDING) * _ROUNDING
+        try:
+            self._memory = _taken(size)
+        except (OSError, ValueError, OverflowError) as error:
+            raise CheckpointError(
+                f"snapshot: must have {size:,} bytes of memory for the copies of this rank, but: {error}"
+            ) from error
+        self._num_bytes = size
+
+    def release(self) -> None:
+        """Gives the memory back, as soon as no copy in it is used any more."""
+        self._memory, self._num_bytes = None, 0
+
+    def copies_of(
+        self, values: Sequence[torch.Tensor | bytes], poll: Callable[[], None] = lambda: None
+    ) -> list[torch.Tensor | bytes]:
+        """Copies tensors into the memory. Overwrites what earlier copies had.
+
+        Args:
+            values: tensors of any strides and devices, and bytes, which need no copy.
+            poll: called after each tensor; may raise to end the work.
+
+        Returns:
+            Contiguous tensors on the CPU with the same shapes, types and values; and the bytes.
+
+        Raises:
+            CheckpointError: there is not enough memory.
+        """
+        starts, num_bytes = places_of(value.nbytes if isinstance(value, torch.Tensor) else 0 for value in values)
+        self.reserve(num_bytes)
+        if self._memory is None:  # no tensor has an element
+            return [value.detach().cpu().clone() if isinstance(value, torch.Tensor) else value for value in values]
+        memory = torch.frombuffer(self._memory, dtype=torch.uint8)
+        copies: list[torch.Tensor | bytes] = []
+        with torch.no_grad():
+            for value, start in zip(values, starts, strict=True):
+                if isinstance(value, torch.Tensor):
+                    copy = memory[start : start + value.nbytes].view(value.dtype).view(value.shape)
+                    copies.append(copy.copy_(value.detach()))
+                    poll()
+                else:
+                    copies.append(value)
+        return copies
+
+
+def places_of(sizes: Iterable[int]) -> tuple[list[int], int]:
+    """Places of copies of some sizes, one after the other, and the end of the last one. Pure.
+
+    >>> places_of([3, 100, 0, 1])
+    ([0, 64, 192, 192], 193)
+    """
+    starts, end = [], 0
+    for size in sizes:
+        start = -(-end // _ALIGNMENT) * _ALIGNMENT
+        starts.append(start)
+        end = start + size
+    return starts, end
+
+
+def _taken(size: int) -> mmap.mmap:
+    """Memory with all of its pages, which another process can map, too."""
+    if not hasattr(os, "memfd_create"):
+        return mmap.mmap(-1, size)
+    descriptor = os.memfd_create("trackbed-snapshot", os.MFD_CLOEXEC)
+    try:
+        # An access to a page that cannot be had would end the process.
+        os.posix_fallocate(descriptor, 0, size)
+        memory = mmap.mmap(descriptor, size)
+    finally:
+        os.close(descriptor)
+    try:
+        memory.madvise(_POPULATE_WRITE)
+    except (OSError, ValueError):  # of an older system
+        torch.frombuffer(memory, dtype=torch.uint8)[:: mmap.PAGESIZE] = 0
+    return memory

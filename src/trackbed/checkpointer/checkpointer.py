@@ -1,0 +1,430 @@
+"""Saves checkpoints of a run while training goes on, and finds them again."""
+
+import atexit
+import contextlib
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from datetime import timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Literal, Self
+from weakref import WeakKeyDictionary, WeakSet
+
+import torch.distributed as dist
+
+from trackbed.checkpoint.background.priority import lower_priority
+from trackbed.checkpoint.background.slab import Slab
+from trackbed.checkpoint.background.snapshot import Snapshot, reserve_for, take_snapshot, write_snapshot
+from trackbed.checkpoint.folder import commit_checkpoint, local_folder
+from trackbed.checkpoint.load import load
+from trackbed.checkpoint.ranks import Meeting, Observer, Phases, Ranks, meet
+from trackbed.checkpointer.folders import remove_checkpoint, set_aside
+from trackbed.checkpointer.records import SaveRecord
+from trackbed.checkpointer.steps import DEFAULT_PATTERN, Keep, StepNames, steps_in, steps_to_remove
+from trackbed.comm import SOLO, Group
+from trackbed.comm.rendezvous import Stopped, cause_of
+from trackbed.comm.store import StoreUnreachable
+from trackbed.comm.torch_group import TorchGroup, check_initialized, current_group
+from trackbed.daemon_threads import DaemonThreads
+from trackbed.errors import ArgumentError, CheckpointError
+from trackbed.optim import load_sharded_state
+
+logger = logging.getLogger(__name__)
+
+OnBusy = Literal["wait", "skip", "error"]
+OnFailure = Literal["raise", "warn"]
+_POLL_SECONDS: Final = 0.02
+_numbers: Final["WeakKeyDictionary[Any, Iterator[int]]"] = WeakKeyDictionary()
+"""Numbers of the next checkpointer of each group, the same on all ranks."""
+_open: Final["WeakSet[Checkpointer]"] = WeakSet()
+
+
+class Checkpointer:
+    """Collective over `group`: keeps the checkpoints of a run in a folder. A context manager.
+
+    A save copies what each rank is to write, and returns; a thread writes the copies while training goes on. A
+    checkpoint appears whole or not at all. One save is in flight at a time.
+
+    Example, on every rank:
+
+        with Checkpointer("checkpoints", keep_last=3) as checkpointer:
+            for step in range(first, last):
+                ...
+                if step % 1000 == 0:
+                    checkpointer.save(step, sharded_state(model, optimizer))
+
+    Args:
+        folder: folder of the checkpoints, which is made by the first save.
+        keep_last: number of the newest checkpoints to keep, at least 1; None for all.
+        keep_every: steps that it divides are kept, too; None for none.
+        keep: further steps to keep, or a function that is true for them.
+        on_busy: what `save` does while the save before is in flight. "wait" for its end; "skip" to save nothing;
+            "error" to raise.
+        on_failure: what becomes of the failure of a save. "raise" it from the next `poll`, `wait`, `save` or `close`;
+            "warn" to log it.
+        pattern: name of the folder of a step.
+        group: the ranks, as a `comm.Group` or a process group of torch; by default those of `torch.distributed`, or
+            this process alone.
+        direct: True to write past the page cache where the file system allows it.
+        observe: called with the name and the seconds of each phase, on the thread that writes, too.
+
+    Raises:
+        ArgumentError: an argument is out of range, or this process is one of several and `torch.distributed` was not
+            initialised.
+        CollectiveError: ranks give different arguments.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        keep_last: int | None = None,
+        keep_every: int | None = None,
+        keep: Keep = (),
+        on_busy: OnBusy = "wait",
+        on_failure: OnFailure = "raise",
+        pattern: str = DEFAULT_PATTERN,
+        group: Ranks = None,
+        direct: bool = True,
+        observe: Observer | None = None,
+    ) -> None:
+        _check_options(keep_last, keep_every, on_busy, on_failure)
+        self._folder = local_folder(folder).absolute()
+        self._names = StepNames(pattern)
+        self._keep_last, self._keep_every, self._keep = keep_last, keep_every, keep
+        self._on_busy, self._on_failure = on_busy, on_failure
+        self._direct = direct
+        self._observe = observe
+        if group is None:
+            check_initialized("Checkpointer")
+        self._calls, self._writers = _groups_of(group)
+        options = [str(self._folder), keep_last, keep_every, on_busy, on_failure, pattern]
+        self._writers.agree("Checkpointer", options)
+        self._slab = Slab()
+        self._thread = DaemonThreads("trackbed checkpoints")
+        self._thread.submit(lower_priority)
+        self._pending: Future[None] | None = None
+        self._is_closed = False
+        self._loading: set[int] = set()
+        self._loaded: int | None = None
+        """Step that was loaded, until the first save after it is whole."""
+        self.history: list[SaveRecord] = []
+        """Saves of this process, in order."""
+        _open.add(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except CheckpointError:
+            if error is None:
+                raise
+            logger.exception("the last save has failed")
+
+    def path(self, step: int) -> Path:
+        """Folder of the checkpoint of a step, which need not be there."""
+        return self._folder / self._names.name(step)
+
+    def steps(self) -> list[int]:
+        """Steps of the checkpoints that are there, in rising order."""
+        return steps_in(self._folder, self._names)
+
+    def latest(self) -> int | None:
+        """Highest step of which there is a checkpoint; None if there is none."""
+        found = self.steps()
+        return found[-1] if found else None
+
+    def prepare(self, state: dict[str, Any]) -> None:
+        """Collective over the ranks: makes the plan of saves of such a state, and takes the memory for its copies.
+
+        The first save is as fast as later ones then.
+
+        Args:
+            state: state as for `save`.
+
+        Raises:
+            CheckpointError: on every rank: the state cannot be saved, or there is too little memory.
+        """
+        with meet("prepare", self._calls) as meeting:
+            self._check_open()
+            self._wait_in(meeting)
+            reserve_for(state, self._slab, meeting)
+
+    def save(self, step: int, state: dict[str, Any], *, content_metadata: dict[str, Any] | None = None) -> bool:
+        """Collective over the ranks: begins to save a state, which the program may change once this returns.
+
+        Args:
+            step: step of the state, at least 0, which names the folder. A checkpoint of the step is replaced.
+            state: state as for `trackbed.save`.
+            content_metadata: description of the contents, as for `trackbed.save`.
+
+        Returns:
+            True if a save has begun; False if it is left out, because the one before is in flight.
+
+        Raises:
+            ArgumentError: the step is no number from 0 on.
+            CheckpointError: on every rank, with the rank that failed and its message: the state cannot be saved, ranks
+                save different steps, or the save before has failed.
+        """
+        start = time.perf_counter()
+        if isinstance(step, bool) or not isinstance(step, int) or step < 0:
+            raise ArgumentError(f"step must be an integer of at least 0, but is {step!r}")
+        record = SaveRecord(step)
+        phases = Phases(self._observer_of(record))
+        content = {} if content_metadata is None else {"content_metadata": content_metadata}
+        with meet("save", self._calls) as meeting:
+            self._check_open()
+            if not self._may_begin(step, meeting):
+                return False
+            snapshot = take_snapshot(state, self._slab, meeting, phases, content=content)
+        record.num_bytes = snapshot.num_bytes
+        record.blocked_seconds = time.perf_counter() - start
+        self.history.append(record)
+        self._pending = self._thread.submit(lambda: self._write(snapshot, record, start, phases))
+        return True
+
+    def poll(self) -> None:
+        """Looks whether the save in flight has ended, without waiting. Not collective.
+
+        Raises:
+            CheckpointError: it has failed, on any rank.
+        """
+        if self._pending is not None and self._pending.done():
+            self._conclude()
+
+    def wait(self) -> None:
+        """Waits for the end of the save in flight, if there is one. Not collective.
+
+        Raises:
+            CheckpointError: it has failed, on any rank.
+        """
+        while self._pending is not None and not self._pending.done():
+            _sleep(self._pending)
+        self.poll()
+
+    def close(self) -> None:
+        """Waits for the end of the save in flight, and gives the memory back. No save may follow.
+
+        Raises:
+            CheckpointError: it has failed, on any rank.
+        """
+        _open.discard(self)
+        if self._is_closed:
+            return
+        try:
+            self.wait()
+        finally:
+            self._is_closed = True
+            # The thread must have let go of the last copies: torch's memory cannot be freed while the program ends.
+            self._thread.submit(lambda: None).result()
+            self._thread.end()
+            self._slab.release()
+
+    def load(self, state: dict[str, Any], step: int | None = None) -> dict[str, Any] | None:
+        """Collective over the ranks: loads a checkpoint; see `trackbed.load`.
+
+        Args:
+            state: state as for `trackbed.load`.
+            step: step of the checkpoint, the same on all ranks; None for the latest one.
+
+        Returns:
+            The loaded state. None if no step is given and there is no checkpoint.
+
+        Raises:
+            CheckpointError: on every rank, with the rank that failed and its message.
+        """
+        with self._loading_step(step) as found:
+            return None if found is None else load(state, self.path(found), group=self._calls)
+
+    def load_sharded_state(self, model: Any, optimizer: Any = None, step: int | None = None) -> dict[str, Any] | None:
+        """Collective over the ranks: loads a checkpoint into a model and its optimizer.
+
+        Args:
+            model: see `trackbed.load_sharded_state`.
+            optimizer: see there.
+            step: step of the checkpoint, the same on all ranks; None for the latest one.
+
+        Returns:
+            Further plain values of the checkpoint. None if no step is given and there is no checkpoint.
+
+        Raises:
+            CheckpointError: on every rank, with the rank that failed and its message.
+        """
+        with self._loading_step(step) as found:
+            if found is None:
+                return None
+            return load_sharded_state(self.path(found), model, optimizer, group=self._calls)
+
+    @contextlib.contextmanager
+    def _loading_step(self, step: int | None) -> Iterator[int | None]:
+        """Collective over the ranks: yields the step to load, whose folder is not removed meanwhile."""
+        with meet("load", self._calls) as meeting:
+            found = meeting.group.broadcast([step, self.latest() if step is None else step])
+            if found[0] != step:
+                raise CheckpointError(
+                    f"step: must be the same on all ranks, but is {step} here and {found[0]} on rank 0"
+                )
+        self._loading.add(found[1])
+        try:
+            yield found[1]
+        finally:
+            self._loading.discard(found[1])
+        self._loaded = found[1]
+
+    def _may_begin(self, step: int, meeting: Meeting) -> bool:
+        """Collective over the ranks: agrees on whether a save begins, after the end of the one before."""
+        is_busy = self._pending is not None and not self._pending.done()
+        of_ranks = meeting.group.all_gather([step, is_busy])
+        for rank, (other, _) in enumerate(of_ranks):
+            if other != step:
+                raise CheckpointError(
+                    f"step: must be the same on all ranks, but is {step} here and {other} on rank {rank}"
+                )
+        if any(busy for _, busy in of_ranks) and self._on_busy != "wait":
+            if self._on_busy == "error":
+                raise CheckpointError(
+                    f"step {step}: must be saved after the end of the save before, which is in flight"
+                )
+            return False
+        self._wait_in(meeting)
+        return True
+
+    def _wait_in(self, meeting: Meeting) -> None:
+        """Waits for the end of the save in flight, and looks for failures of other ranks meanwhile."""
+        while self._pending is not None and not self._pending.done():
+            meeting.poll()
+            _sleep(self._pending)
+        self.poll()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise CheckpointError(f"{self._folder}: its Checkpointer must be open, but was closed")
+
+    def _conclude(self) -> None:
+        """Reports the end of a save."""
+        pending, self._pending = self._pending, None
+        error = None if pending is None else pending.exception()
+        if error is None:
+            return
+        text = f"the save of step {self.history[-1].step} has failed: {error}"
+        if self._on_failure == "warn":
+            logger.warning("%s", text)
+            return
+        # An error that ended the save here because of another rank would end the caller's meeting in the same way.
+        is_own = cause_of(error, Stopped) is None and cause_of(error, StoreUnreachable) is None
+        raise CheckpointError(text) from (error if is_own else None)
+
+    def _write(self, snapshot: Snapshot, record: SaveRecord, start: float, phases: Phases) -> None:
+        """Writes a snapshot, on the thread."""
+        try:
+            write_snapshot(
+                snapshot,
+                self.path(record.step),
+                self._writers,
+                phases,
+                direct=self._direct,
+                commit=lambda partial, final: self._commit(partial, final, record.step),
+            )
+        except BaseException as error:
+            record.error = str(error)
+            raise
+        finally:
+            record.total_seconds = time.perf_counter() - start
+
+    def _commit(self, partial: Path, final: Path, step: int) -> None:
+        """Makes a folder the checkpoint of a step, on rank 0, and removes those that are not to be kept.
+
+        After an older step was loaded, later ones are set aside first, so that `latest` is on the new branch.
+        """
+        loaded, self._loaded = self._loaded, None
+        later = [] if loaded is None else [one for one in self.steps() if one > loaded and one != step]
+        with set_aside([self.path(one) for one in later]) as aside:
+            commit_checkpoint(partial, final)
+        if aside:
+            logger.warning(
+                "step %d was loaded, so later checkpoints have other names now: %s", loaded, ", ".join(map(str, aside))
+            )
+        self._remove_old(step)
+
+    def _remove_old(self, newest: int) -> None:
+        """Removes the checkpoints that are not to be kept. One that cannot be removed is no reason to fail."""
+        removed = steps_to_remove(
+            self.steps(),
+            keep_last=self._keep_last,
+            keep_every=self._keep_every,
+            keep=self._keep,
+            in_use={newest, *self._loading},
+        )
+        for step in removed:
+            try:
+                remove_checkpoint(self.path(step))
+            except OSError as error:
+                logger.warning("%s: must be removed, but: %s", self.path(step), error)
+
+    def _observer_of(self, record: SaveRecord) -> Observer:
+        def observe(name: str, seconds: float) -> None:
+            record.phases[name] = seconds
+            if self._observe is not None:
+                self._observe(name, seconds)
+
+        return observe
+
+
+def _differs(step: int | None, other: int | None, rank: int) -> str:
+    return f"step: must be the same on all ranks, but is {step} here and {other} on rank {rank}"
+
+
+def _check_options(keep_last: int | None, keep_every: int | None, on_busy: str, on_failure: str) -> None:
+    for name, value in (("keep_last", keep_last), ("keep_every", keep_every)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise ArgumentError(f"{name}: must be None or an integer of at least 1, found {value!r}")
+    for name, word, words in (
+        ("on_busy", on_busy, ("wait", "skip", "error")),
+        ("on_failure", on_failure, ("raise", "warn")),
+    ):
+        if word not in words:
+            raise ArgumentError(f"{name}: must be {' or '.join(map(repr, words))}, found {word!r}")
+
+
+def _groups_of(group: Ranks) -> tuple[Ranks, Group]:
+    """Collective over the ranks: returns ranks for the calls of the program, and a group for its threads.
+
+    Neither is used for anything else, so nothing that training does can come between their messages.
+    """
+    members: Any = group
+    if hasattr(group, "guarded"):
+        number = next(_numbers.setdefault(group, itertools.count())) if group is not SOLO else 0
+        return members.child(f"checkpointer {number}"), members.child(f"checkpointer {number} writers")
+    whole = current_group()
+    if whole is None:
+        return SOLO, SOLO
+    ranks = None if group is None else dist.get_process_group_ranks(group)
+    timeout = timedelta(seconds=(whole if group is None else TorchGroup(group)).timeout_seconds)
+    calls = dist.new_group(ranks, timeout, backend="gloo", use_local_synchronization=ranks is not None)
+    return calls, TorchGroup(calls)
+
+
+def _drain() -> None:
+    """Waits for the saves in flight at the end of the program."""
+    for checkpointer in list(_open):
+        try:
+            checkpointer.close()
+        except CheckpointError:
+            logger.exception("%s: the last save has failed", checkpointer.path(0).parent)
+
+
+# Threads cannot start others once the interpreter begins to end, which is before the functions of `atexit` are called.
+getattr(threading, "_register_atexit", atexit.register)(_drain)
+
+
+def _sleep(pending: "Future[None]") -> None:
+    with contextlib.suppress(TimeoutError):
+        pending.exception(_POLL_SECONDS)

@@ -1,0 +1,20 @@
+"""What is known of a save: how long the program waited for it, and how it ended."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class SaveRecord:
+    """A save of one rank. Times are in seconds."""
+
+    step: int
+    num_bytes: int = 0
+    """Bytes that this rank writes."""
+    blocked_seconds: float = 0.0
+    """Time for which `save` kept the program waiting."""
+    total_seconds: float | None = None
+    """Time from the call of `save` to the commit, or the failure; None until then."""
+    error: str | None = None
+    """Text of the failure; None for a save that is whole, or not over yet."""
+    phases: dict[str, float] = field(default_factory=dict)
+    """Time of each phase, by its name."""

@@ -1,0 +1,94 @@
+"""Names of the folders of steps, which of them to keep, and which to set aside. Pure, but for `steps_in`."""
+
+import re
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from trackbed.checkpoint.format.dcp_metadata import DCP_METADATA
+from trackbed.errors import ArgumentError
+
+DEFAULT_PATTERN: Final = "step-{step:07d}"
+Keep = Collection[int] | Callable[[int], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class StepNames:
+    """Names of the folders of steps."""
+
+    pattern: str = DEFAULT_PATTERN
+
+    def __post_init__(self) -> None:
+        """Checks the pattern.
+
+        Raises:
+            ArgumentError: the names of steps could not be told apart, or are no names of folders.
+        """
+        try:
+            names = {self.pattern.format(step=step) for step in (0, 7, 12_345_678)}
+        except (KeyError, IndexError, ValueError) as error:
+            raise ArgumentError(f"pattern: must be like {DEFAULT_PATTERN!r}, found {self.pattern!r}: {error}") from None
+        if len(names) < 3 or any("/" in name or name.startswith(("partial.", ".")) for name in names):
+            raise ArgumentError(
+                f"pattern: must name a folder by its step, as {DEFAULT_PATTERN!r}, found {self.pattern!r}"
+            )
+
+    def name(self, step: int) -> str:
+        """Name of the folder of a step.
+
+        >>> StepNames().name(100)
+        'step-0000100'
+        """
+        return self.pattern.format(step=step)
+
+    def step_of(self, name: str) -> int | None:
+        """Step of the folder of a name; None if it is that of no step.
+
+        >>> StepNames().step_of("step-0000100"), StepNames().step_of("partial.step-0000100")
+        (100, None)
+        """
+        for digits in re.findall(r"\d+", name):
+            if self.name(int(digits)) == name:
+                return int(digits)
+        return None
+
+
+def steps_in(folder: Path, names: StepNames) -> list[int]:
+    """Steps of the checkpoints in a folder, in rising order. The folder need not exist.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    try:
+        found = [one.name for one in folder.iterdir()]
+    except FileNotFoundError:
+        return []
+    steps = ((names.step_of(name), name) for name in found)
+    return sorted(step for step, name in steps if step is not None and (folder / name / DCP_METADATA).is_file())
+
+
+def steps_to_remove(
+    steps: Iterable[int], *, keep_last: int | None, keep_every: int | None, keep: Keep, in_use: Collection[int] = ()
+) -> list[int]:
+    """Steps whose checkpoints are not to be kept, in rising order.
+
+    Args:
+        steps: steps of the checkpoints that are there.
+        keep_last: number of the last ones to keep; None for all.
+        keep_every: steps that it divides are kept; None for none.
+        keep: further steps, or a function that is true for them.
+        in_use: steps that are being loaded.
+
+    >>> steps_to_remove(range(0, 70, 10), keep_last=2, keep_every=20, keep={30})
+    [10]
+    """
+    found = sorted(steps)
+    if keep_last is None:
+        return []
+    kept = keep if callable(keep) else keep.__contains__
+    return [
+        step
+        for step in found[: len(found) - max(1, keep_last)]
+        if not (keep_every and step % keep_every == 0) and step not in in_use and not kept(step)
+    ]

@@ -1,0 +1,266 @@
+"""Saves one after the other: what is kept, what is busy, what fails, what a program that ends leaves."""
+
+import logging
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+
+import pytest
+import torch
+
+from trackbed import Checkpointer, ShardedTensor, load, open_checkpoint
+from trackbed.checkpoint.background import snapshot as snapshot_module
+from trackbed.comm import SOLO, run_ranks
+from trackbed.errors import ArgumentError, CheckpointError, CollectiveError
+
+
+def state_of(group, value, count=3000):
+    rows = torch.full((count, 4), float(value))
+    return {"rows": ShardedTensor.from_rank_offsets("rows", rows, (0, group.rank, group.size)), "step": value}
+
+
+def value_of(path):
+    opened = open_checkpoint(path)
+    (value,) = {float(one) for one in opened["rows"][:].unique()} | {float(load(path)["step"])}
+    return value
+
+
+class Gate:
+    """Holds the writing of snapshots until it is opened."""
+
+    def __init__(self, monkeypatch):
+        self.opened = threading.Event()
+        write = snapshot_module.write_shards
+
+        def held(folder, values, names, poll, *, direct):
+            while not self.opened.wait(0.01):
+                poll()
+            return write(folder, values, names, poll, direct=direct)
+
+        monkeypatch.setattr(snapshot_module, "write_shards", held)
+
+
+@pytest.fixture
+def gate(monkeypatch):
+    """Gate that is closed at first."""
+    return Gate(monkeypatch)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_steps_are_saved_kept_and_found(size, tmp_path):
+    def run(group):
+        with Checkpointer(tmp_path / "run", keep_last=2, keep_every=40, keep={10}, group=group) as checkpointer:
+            assert checkpointer.latest() is None
+            assert checkpointer.load(state_of(group, 0)) is None
+            for step in range(0, 80, 10):
+                assert checkpointer.save(step, state_of(group, step))
+            checkpointer.wait()
+            assert checkpointer.steps() == [0, 10, 40, 60, 70]
+            assert checkpointer.load(state_of(group, 0))["step"] == 70
+            assert checkpointer.load(state_of(group, 0), step=40)["rows"].unique().tolist() == [40.0]
+            assert [record.error for record in checkpointer.history] == [None] * 8
+            assert all(0 < one.blocked_seconds < one.total_seconds for one in checkpointer.history)
+        with pytest.raises(CheckpointError, match="must be open, but was closed"):
+            checkpointer.save(80, state_of(group, 80))
+
+    run_ranks(size, run)
+    assert {one.name for one in (tmp_path / "run").iterdir()} == {f"step-{step:07}" for step in (0, 10, 40, 60, 70)}
+
+
+def test_a_save_returns_before_anything_is_written(tmp_path, gate):
+    def run(group):
+        with Checkpointer(tmp_path, group=group) as checkpointer:
+            checkpointer.save(1, state_of(group, 1))
+            checkpointer.poll()
+            assert checkpointer.latest() is None
+            assert checkpointer.history[0].total_seconds is None
+            group.barrier()
+            gate.opened.set()
+            checkpointer.wait()
+            assert checkpointer.latest() == 1
+
+    run_ranks(2, run)
+
+
+@pytest.mark.parametrize("on_busy", ["skip", "error", "wait"])
+def test_what_a_save_does_while_another_is_in_flight_is_the_same_on_all_ranks(on_busy, tmp_path, gate):
+    def run(group):
+        with Checkpointer(tmp_path, on_busy=on_busy, group=group) as checkpointer:
+            assert checkpointer.save(1, state_of(group, 1))
+            if on_busy == "wait":
+                gate.opened.set()
+                assert checkpointer.save(2, state_of(group, 2))
+            elif on_busy == "skip":
+                assert not checkpointer.save(2, state_of(group, 2))
+            else:
+                with pytest.raises(CheckpointError, match="step 2: must be saved after the end"):
+                    checkpointer.save(2, state_of(group, 2))
+            group.barrier()
+            gate.opened.set()
+            checkpointer.wait()
+            assert checkpointer.steps() == ([1, 2] if on_busy == "wait" else [1])
+            assert checkpointer.save(3, state_of(group, 3))
+
+    run_ranks(2, run)
+    assert value_of(tmp_path / "step-0000003") == 3
+
+
+@pytest.mark.parametrize("on_failure", ["raise", "warn"])
+@pytest.mark.parametrize("who", [0, 1])
+def test_a_failure_is_told_on_all_ranks_and_the_next_save_is_whole(on_failure, who, tmp_path, monkeypatch, caplog):
+    write = snapshot_module.write_shards
+    failures = [who]
+
+    def failing(folder, values, names, poll, *, direct):
+        if names[0].startswith(f"__{who}_") and failures:
+            failures.pop()
+            raise OSError("the disk is gone")
+        return write(folder, values, names, poll, direct=direct)
+
+    monkeypatch.setattr(snapshot_module, "write_shards", failing)
+
+    def run(group):
+        with Checkpointer(tmp_path, on_failure=on_failure, group=group) as checkpointer:
+            checkpointer.save(1, state_of(group, 1))
+            text = f"the save of step 1 has failed: save: rank {who}: OSError: the disk is gone"
+            if on_failure == "raise":
+                with pytest.raises(CheckpointError, match=text):
+                    # One rank hears of it before the others.
+                    checkpointer.wait() if group.rank else checkpointer.save(2, state_of(group, 2))
+                if group.rank:
+                    with pytest.raises(CheckpointError, match=text):
+                        checkpointer.save(2, state_of(group, 2))
+            assert checkpointer.save(2, state_of(group, 2))
+            checkpointer.wait()
+            assert text.endswith(checkpointer.history[0].error)
+            assert checkpointer.steps() == [2]
+
+    with caplog.at_level(logging.WARNING):
+        run_ranks(2, run)
+    assert len([one for one in caplog.messages if "the disk is gone" in one]) == (2 if on_failure == "warn" else 0)
+    assert [one.name for one in tmp_path.iterdir()] == ["step-0000002"]
+
+
+def test_after_an_older_step_was_loaded_later_ones_are_set_aside_by_the_first_commit(tmp_path, caplog):
+    def run(group):
+        with Checkpointer(tmp_path, group=group) as checkpointer:
+            for step in (10, 20, 30):
+                checkpointer.save(step, state_of(group, step))
+            checkpointer.wait()
+            checkpointer.load(state_of(group, 0), step=10)
+            assert checkpointer.latest() == 30
+            checkpointer.save(15, state_of(group, 15))
+            checkpointer.wait()
+            assert checkpointer.steps() == [10, 15]
+            checkpointer.save(20, state_of(group, 21))
+
+    run_ranks(2, run)
+    assert value_of(tmp_path / "step-0000020") == 21
+    assert value_of(tmp_path / "step-0000020.superseded-1") == 20
+    assert "step 10 was loaded, so later checkpoints have other names now" in caplog.text
+
+
+def test_a_save_that_fails_sets_nothing_aside(tmp_path, monkeypatch):
+    def run(checkpointer):
+        for step in (10, 20):
+            checkpointer.save(step, state_of(SOLO, step))
+        checkpointer.load(state_of(SOLO, 0), step=10)
+        checkpointer.wait()
+
+        def fail(*_):
+            raise OSError("no room")
+
+        monkeypatch.setattr("trackbed.checkpointer.checkpointer.commit_checkpoint", fail)
+        checkpointer.save(15, state_of(SOLO, 15))
+        with pytest.raises(CheckpointError, match="no room"):
+            checkpointer.wait()
+        assert checkpointer.steps() == [10, 20]
+
+    with Checkpointer(tmp_path, group=SOLO) as checkpointer:
+        run(checkpointer)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"keep_last": 0}, "keep_last: must be None or an integer of at least 1, found 0"),
+        ({"keep_every": True}, "keep_every: must be None or an integer of at least 1, found True"),
+        ({"on_busy": "later"}, "on_busy: must be 'wait' or 'skip' or 'error', found 'later'"),
+        ({"pattern": "step"}, "pattern: must name a folder by its step"),
+        ({"pattern": "{epoch}"}, "pattern: must be like"),
+    ],
+)
+def test_options_are_checked(options, message, tmp_path):
+    with pytest.raises(ArgumentError, match=message):
+        Checkpointer(tmp_path, group=SOLO, **options)
+
+
+def test_ranks_must_agree(tmp_path):
+    def run(group):
+        with pytest.raises(CollectiveError, match="Checkpointer"):
+            Checkpointer(tmp_path / str(group.rank), group=group)
+        checkpointer = Checkpointer(tmp_path, group=group)
+        with pytest.raises(CheckpointError, match="step: must be the same on all ranks, but is"):
+            checkpointer.save(group.rank, state_of(group, 1))
+        with pytest.raises(ArgumentError, match="step must be an integer of at least 0, but is -1"):
+            checkpointer.save(-1, state_of(group, 1))
+        checkpointer.close()
+
+    run_ranks(2, run)
+
+
+END = """
+import os, sys
+import torch
+import torch.distributed as dist
+import trackbed
+
+def main():
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    checkpointer = trackbed.Checkpointer(sys.argv[1])
+    rows = torch.full((500_000, 4), 1.0)
+    state = {"rows": trackbed.ShardedTensor.from_rank_offsets("rows", rows, (0, rank, 2)), "step": 1.0}
+    checkpointer.save(1, state)
+    rows.zero_()
+    dist.destroy_process_group()
+    if sys.argv[2] == "raise":
+        raise ValueError("training has failed")
+
+main()
+"""
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("how", ["end", "raise"])
+def test_a_program_that_ends_waits_for_its_save(how, tmp_path):
+    script = tmp_path / "program.py"
+    script.write_text(textwrap.dedent(END))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    ended = subprocess.run(
+        [*command, str(tmp_path / "run"), how],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert (ended.returncode == 0) == (how == "end"), ended.stderr
+    if how == "end":  # torchrun ends the other rank as soon as one has failed
+        assert value_of(tmp_path / "run" / "step-0000001") == 1
+    assert "terminate called" not in ended.stderr
+
+
+def test_loads_while_a_save_is_in_flight(tmp_path, gate):
+    with Checkpointer(tmp_path, group=SOLO) as checkpointer:
+        gate.opened.set()
+        checkpointer.save(1, state_of(SOLO, 1))
+        checkpointer.wait()
+        gate.opened.clear()
+        checkpointer.save(2, state_of(SOLO, 2))
+        assert checkpointer.load(state_of(SOLO, 0))["step"] == 1
+        gate.opened.set()
+    assert load(state_of(SOLO, 0), checkpointer.path(2), group=SOLO)["step"] == 2
