@@ -12,8 +12,10 @@ import torch
 
 from trackbed import Checkpointer, ShardedTensor, load, open_checkpoint
 from trackbed.checkpoint.background import snapshot as snapshot_module
+from trackbed.checkpointer.folders import LOCK_NAME
 from trackbed.comm import SOLO, run_ranks
 from trackbed.errors import ArgumentError, CheckpointError, CollectiveError
+from trackbed.files.publish import new_partial
 
 
 def state_of(group, value, count=3000):
@@ -66,7 +68,8 @@ def test_steps_are_saved_kept_and_found(size, tmp_path):
             checkpointer.save(80, state_of(group, 80))
 
     run_ranks(size, run)
-    assert {one.name for one in (tmp_path / "run").iterdir()} == {f"step-{step:07}" for step in (0, 10, 40, 60, 70)}
+    names = {f"step-{step:07}" for step in (0, 10, 40, 60, 70)}
+    assert {one.name for one in (tmp_path / "run").iterdir()} == {LOCK_NAME, *names}
 
 
 def test_a_save_returns_before_anything_is_written(tmp_path, gate):
@@ -140,7 +143,7 @@ def test_a_failure_is_told_on_all_ranks_and_the_next_save_is_whole(on_failure, w
     with caplog.at_level(logging.WARNING):
         run_ranks(2, run)
     assert len([one for one in caplog.messages if "the disk is gone" in one]) == (2 if on_failure == "warn" else 0)
-    assert [one.name for one in tmp_path.iterdir()] == ["step-0000002"]
+    assert {one.name for one in tmp_path.iterdir()} == {LOCK_NAME, "step-0000002"}
 
 
 def test_after_an_older_step_was_loaded_later_ones_are_set_aside_by_the_first_commit(tmp_path, caplog):
@@ -158,7 +161,7 @@ def test_after_an_older_step_was_loaded_later_ones_are_set_aside_by_the_first_co
 
     run_ranks(2, run)
     assert value_of(tmp_path / "step-0000020") == 21
-    assert value_of(tmp_path / "step-0000020.superseded-1") == 20
+    assert value_of(tmp_path / "step-0000020.1.superseded") == 20
     assert "step 10 was loaded, so later checkpoints have other names now" in caplog.text
 
 
@@ -209,6 +212,62 @@ def test_ranks_must_agree(tmp_path):
         checkpointer.close()
 
     run_ranks(2, run)
+
+
+def test_the_latest_verified_step_is_the_last_one_that_is_whole(tmp_path, caplog):
+    def run(group):
+        with Checkpointer(tmp_path, group=group) as checkpointer:
+            for step in (10, 20, 30, 40):
+                checkpointer.save(step, state_of(group, step))
+            checkpointer.wait()
+            assert checkpointer.latest(verified=True) == 40
+            group.barrier()
+            if group.rank == 0:
+                flip(tmp_path / "step-0000040" / "__0_0.distcp")
+                flip(tmp_path / "step-0000030" / "__2_0.distcp")
+                (tmp_path / "step-0000020" / ".metadata").write_bytes(b"")
+            group.barrier()
+            assert checkpointer.latest() == 40
+            assert checkpointer.latest(verified=True) == 10
+            checkpointer.save(40, state_of(group, 41))
+            checkpointer.wait()
+            assert checkpointer.latest(verified=True) == 40
+
+    run_ranks(3, run)
+    passed_over = [one for one in caplog.messages if "is passed over, because it is not whole" in one]
+    assert len(passed_over) == 3
+    assert "__2_0.distcp: its checksum must be" in passed_over[1]
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def test_a_folder_is_kept_by_one_job_at_a_time(tmp_path):
+    first = Checkpointer(tmp_path, group=SOLO)
+    with pytest.raises(CheckpointError, match="must be kept by one Checkpointer, but one of this process is open"):
+        Checkpointer(tmp_path, group=SOLO)
+    program = f"import trackbed; trackbed.Checkpointer({str(tmp_path)!r})"
+    other = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert f"must be kept by one job, but process {os.getpid()} of " in other.stderr
+    first.close()
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+    Checkpointer(tmp_path, group=SOLO).close()
+
+
+def test_what_killed_jobs_have_left_is_removed_and_what_others_may_write_is_named(tmp_path, caplog):
+    dead = new_partial(tmp_path / "partial.step-0000010")
+    dead = dead.with_name(dead.name.replace(f".{os.getpid()}.", ".999999999."))
+    living = new_partial(tmp_path / "partial.step-0000020")
+    elsewhere = tmp_path / "partial.step-0000030.other-12.34.56.0.partial"
+    unlike = tmp_path / dead.name.replace("step-", "epoch-")
+    for folder in (dead, living, elsewhere, unlike):
+        (folder / "files").mkdir(parents=True)
+    Checkpointer(tmp_path, group=SOLO).close()
+    assert {one.name for one in tmp_path.iterdir()} == {LOCK_NAME, living.name, elsewhere.name, unlike.name}
+    assert caplog.text.count(elsewhere.name) == 1
 
 
 END = """

@@ -19,21 +19,41 @@ from trackbed.files.checksum import crc32
 _READ_BYTES = 8 << 20
 
 
-def find_damage(folder: str | Path, progress: Callable[[int], None] = lambda _: None) -> Iterator[str]:
+def find_damage(
+    folder: str | Path, progress: Callable[[int], None] = lambda _: None, *, share: tuple[int, int] = (0, 1)
+) -> Iterator[str]:
     """Yields a sentence about each file or item of a checkpoint that is damaged; none where `load` would succeed.
 
     Args:
         folder: folder of the checkpoint.
         progress: called with numbers of bytes that have been read.
+        share: number of this reader, and the number of readers that share the work: each finds other damage.
     """
+    number, count = share
     path = Path(folder)
     try:
         opened = open_folder(path)
     except CheckpointError as error:
         yield str(error)
         return
-    problems = _of_side(opened, opened.side, progress) if opened.side is not None else _of_items(opened, progress)
-    yield from problems
+    if opened.side is not None:
+        yield from _of_files(opened, opened.side, progress, share)
+    else:
+        yield from _of_items(opened, progress, share)
+    if number == 0:
+        yield from _of_description(opened)
+    with BoxReader(path, opened.catalogue) as reader:
+        for key in list(opened.catalogue.objects)[number::count]:
+            try:
+                reader.read_object(key)
+            except CheckpointError as error:
+                yield str(error)
+
+
+def _of_description(opened: CheckpointFolder) -> Iterator[str]:
+    """Problems of what describes the tensors, and of the plain values."""
+    if opened.side is not None:
+        yield from _of_small_files(opened, opened.side)
     for key, stored in opened.catalogue.tensors.items():
         try:
             require_covered(opened.catalogue, key, (0,) * len(stored.shape), stored.shape)
@@ -44,17 +64,13 @@ def find_damage(folder: str | Path, progress: Callable[[int], None] = lambda _: 
             opened.load_common()
     except CheckpointError as error:
         yield str(error)
-    with BoxReader(path, opened.catalogue) as reader:
-        for key in opened.catalogue.objects:
-            try:
-                reader.read_object(key)
-            except CheckpointError as error:
-                yield str(error)
 
 
-def _of_side(opened: CheckpointFolder, side: SideFile, progress: Callable[[int], None]) -> Iterator[str]:
-    """Problems of a checkpoint that Trackbed has saved."""
-    for name, stored in side.files.items():
+def _of_files(
+    opened: CheckpointFolder, side: SideFile, progress: Callable[[int], None], share: tuple[int, int]
+) -> Iterator[str]:
+    """Problems of the files of a checkpoint that Trackbed has saved."""
+    for name, stored in list(side.files.items())[share[0] :: share[1]]:
         try:
             with FileReader.open(opened.path, name) as reader:
                 crc = _checksum(reader, stored.num_bytes, name, progress)
@@ -63,6 +79,10 @@ def _of_side(opened: CheckpointFolder, side: SideFile, progress: Callable[[int],
             continue
         if crc != stored.crc:
             yield f"{name}: its checksum must be {stored.crc:08x}, as {SIDE_NAME} says, but is {crc:08x}: it is damaged"
+
+
+def _of_small_files(opened: CheckpointFolder, side: SideFile) -> Iterator[str]:
+    """Problems of the files that other programs read in the place of the side file."""
     for name, check in ((DCP_METADATA, _check_metadata), (CONFIG_NAME, _check_config)):
         if name in side.files:
             try:
@@ -114,14 +134,14 @@ def _described(catalogue: Catalogue) -> dict[str, object]:
     return tensors | {key: place(row) for key, row in catalogue.objects.items()}
 
 
-def _of_items(opened: CheckpointFolder, progress: Callable[[int], None]) -> Iterator[str]:
+def _of_items(opened: CheckpointFolder, progress: Callable[[int], None], share: tuple[int, int]) -> Iterator[str]:
     """Problems of the tensors of a checkpoint of Megatron Core or torch."""
     catalogue = opened.catalogue
+    items = [(key, row) for key, stored in catalogue.tensors.items() for row in stored.rows]
     with BoxReader(opened.path, catalogue) as reader:
-        for key, stored in catalogue.tensors.items():
-            for row in stored.rows:
-                try:
-                    reader.check_item(key, row)
-                except CheckpointError as error:
-                    yield str(error)
-                progress(int(catalogue.num_bytes[row]))
+        for key, row in items[share[0] :: share[1]]:
+            try:
+                reader.check_item(key, row)
+            except CheckpointError as error:
+                yield str(error)
+            progress(int(catalogue.num_bytes[row]))

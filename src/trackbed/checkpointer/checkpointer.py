@@ -19,10 +19,11 @@ import torch.distributed as dist
 from trackbed.checkpoint.background.priority import lower_priority
 from trackbed.checkpoint.background.slab import Slab
 from trackbed.checkpoint.background.snapshot import Snapshot, reserve_for, take_snapshot, write_snapshot
+from trackbed.checkpoint.damage import find_damage
 from trackbed.checkpoint.folder import commit_checkpoint, local_folder
 from trackbed.checkpoint.load import load
 from trackbed.checkpoint.ranks import Meeting, Observer, Phases, Ranks, meet
-from trackbed.checkpointer.folders import remove_checkpoint, set_aside
+from trackbed.checkpointer.folders import FolderLock, remove_checkpoint, remove_dead_partials, set_aside
 from trackbed.checkpointer.records import SaveRecord
 from trackbed.checkpointer.steps import DEFAULT_PATTERN, Keep, StepNames, steps_in, steps_to_remove
 from trackbed.comm import SOLO, Group
@@ -58,7 +59,7 @@ class Checkpointer:
                     checkpointer.save(step, sharded_state(model, optimizer))
 
     Args:
-        folder: folder of the checkpoints, which is made by the first save.
+        folder: folder of the checkpoints, which is made if it is not there. One job at a time may keep it.
         keep_last: number of the newest checkpoints to keep, at least 1; None for all.
         keep_every: steps that it divides are kept, too; None for none.
         keep: further steps to keep, or a function that is true for them.
@@ -75,6 +76,7 @@ class Checkpointer:
     Raises:
         ArgumentError: an argument is out of range, or this process is one of several and `torch.distributed` was not
             initialised.
+        CheckpointError: another job keeps checkpoints in the folder, where the file system has locks.
         CollectiveError: ranks give different arguments.
     """
 
@@ -104,6 +106,17 @@ class Checkpointer:
         self._calls, self._writers = _groups_of(group)
         options = [str(self._folder), keep_last, keep_every, on_busy, on_failure, pattern]
         self._writers.agree("Checkpointer", options)
+        self._lock: FolderLock | None = None
+        try:
+            with meet("Checkpointer", self._calls) as meeting:
+                if meeting.rank == 0:
+                    self._folder.mkdir(parents=True, exist_ok=True)
+                    self._lock = FolderLock(self._folder)
+                    remove_dead_partials(self._folder, lambda name: self._names.step_of(name) is not None)
+        except BaseException:
+            if self._lock is not None:
+                self._lock.release()
+            raise
         self._slab = Slab()
         self._thread = DaemonThreads("trackbed checkpoints")
         self._thread.submit(lower_priority)
@@ -137,10 +150,30 @@ class Checkpointer:
         """Steps of the checkpoints that are there, in rising order."""
         return steps_in(self._folder, self._names)
 
-    def latest(self) -> int | None:
-        """Highest step of which there is a checkpoint; None if there is none."""
-        found = self.steps()
-        return found[-1] if found else None
+    def latest(self, *, verified: bool = False) -> int | None:
+        """Highest step of which there is a checkpoint; None if there is none.
+
+        Args:
+            verified: True for the highest step whose checkpoint is whole. This is collective over the ranks, which
+                share the reading of every byte, and return the same step. Those that are passed over are logged.
+
+        Raises:
+            CheckpointError: with `verified`, on every rank: a rank has failed.
+        """
+        if not verified:
+            found = self.steps()
+            return found[-1] if found else None
+        with meet("latest", self._calls) as meeting:
+            for step in reversed(meeting.group.broadcast(self.steps())):
+                problem = next(
+                    find_damage(self.path(step), lambda _: meeting.poll(), share=(meeting.rank, meeting.size)), None
+                )
+                problems = [one for one in meeting.group.all_gather(problem) if one is not None]
+                if not problems:
+                    return int(step)
+                if meeting.rank == 0:
+                    logger.warning("%s: is passed over, because it is not whole: %s", self.path(step), problems[0])
+        return None
 
     def prepare(self, state: dict[str, Any]) -> None:
         """Collective over the ranks: makes the plan of saves of such a state, and takes the memory for its copies.
@@ -227,6 +260,8 @@ class Checkpointer:
             self._thread.submit(lambda: None).result()
             self._thread.end()
             self._slab.release()
+            if self._lock is not None:
+                self._lock.release()
 
     def load(self, state: dict[str, Any], step: int | None = None) -> dict[str, Any] | None:
         """Collective over the ranks: loads a checkpoint; see `trackbed.load`.

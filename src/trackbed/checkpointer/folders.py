@@ -1,11 +1,97 @@
-"""Removes the folders of checkpoints, and sets them aside, so that at any moment each is whole or none."""
+"""The folder of a run: one job at a time keeps it, and each checkpoint in it is whole at any moment, or none."""
 
 import contextlib
+import errno
+import fcntl
 import itertools
-from collections.abc import Iterator, Sequence
+import logging
+import os
+import socket
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Final
 
-from trackbed.files.publish import flush_to_disk, new_partial, publish, remove_partial
+from trackbed.errors import CheckpointError
+from trackbed.files.publish import Writer, find_partials, flush_to_disk, new_partial, publish, remove_partial
+
+logger = logging.getLogger(__name__)
+
+LOCK_NAME: Final = ".checkpointer.lock"
+_PARTIAL: Final = "partial."
+_NO_LOCKS: Final = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
+_locked: Final[set[str]] = set()
+"""Folders that this process keeps: locks of one process do not exclude each other."""
+
+
+class FolderLock:
+    """Lock of a folder, which one job holds while it keeps checkpoints there. It ends with the process.
+
+    Args:
+        folder: the folder, which must exist.
+
+    Raises:
+        CheckpointError: another job holds it. Where the file system has no locks, there is no error.
+        OSError: the file of the lock cannot be opened.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._name = os.path.realpath(folder)
+        if self._name in _locked:
+            raise CheckpointError(f"{folder}: must be kept by one Checkpointer, but one of this process is open")
+        # A lock of `lockf` belongs to the process alone; one of `flock` would live on in forked workers.
+        self._descriptor = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            self._lock(folder)
+        except BaseException:
+            os.close(self._descriptor)
+            raise
+        _locked.add(self._name)
+
+    def _lock(self, folder: Path) -> None:
+        try:
+            fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EACCES, errno.EAGAIN):
+                holder = os.pread(self._descriptor, 256, 0).decode(errors="replace").strip() or "another process"
+                raise CheckpointError(
+                    f"{folder}: must be kept by one job, but {holder} keeps checkpoints in it"
+                ) from None
+            if error.errno not in _NO_LOCKS:
+                raise
+        os.ftruncate(self._descriptor, 0)
+        os.pwrite(self._descriptor, f"process {os.getpid()} of {socket.gethostname()}\n".encode(), 0)
+
+    def release(self) -> None:
+        """Lets another job keep the folder."""
+        if self._name in _locked:
+            _locked.discard(self._name)
+            os.close(self._descriptor)
+
+
+def remove_dead_partials(folder: Path, is_name: Callable[[str], bool]) -> None:
+    """Removes what killed jobs on this host have left of checkpoints. Names what those of other hosts have left.
+
+    Args:
+        folder: folder of the checkpoints.
+        is_name: true for names of checkpoints.
+
+    Raises:
+        OSError: it cannot be removed.
+    """
+    elsewhere = []
+    for found in find_partials(folder):
+        if not found.final_name.startswith(_PARTIAL) or not is_name(found.final_name.removeprefix(_PARTIAL)):
+            continue
+        if found.writer is Writer.dead:
+            remove_partial(Path(found.path))
+        elif found.writer is Writer.elsewhere:
+            elsewhere.append(found.path)
+    if elsewhere:
+        logger.warning(
+            "%s: has partial folders of other hosts, which may be removed if no job there saves: %s",
+            folder,
+            ", ".join(elsewhere),
+        )
 
 
 def remove_checkpoint(folder: Path) -> None:
@@ -14,7 +100,7 @@ def remove_checkpoint(folder: Path) -> None:
     Raises:
         OSError: it cannot be removed.
     """
-    partial = new_partial(folder.with_name(f"partial.{folder.name}"))
+    partial = new_partial(folder.with_name(f"{_PARTIAL}{folder.name}"))
     publish(folder, partial)
     flush_to_disk(folder.parent)
     remove_partial(partial)
@@ -30,7 +116,7 @@ def set_aside(folders: Sequence[Path]) -> Iterator[list[Path]]:
     moved: list[Path] = []
     try:
         for folder in folders:
-            names = (folder.with_name(f"{folder.name}.superseded-{number}") for number in itertools.count(1))
+            names = (folder.with_name(f"{folder.name}.{number}.superseded") for number in itertools.count(1))
             free = next(name for name in names if not name.exists())
             publish(folder, free)
             moved.append(free)
