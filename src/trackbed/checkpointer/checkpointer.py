@@ -4,6 +4,7 @@ import atexit
 import contextlib
 import itertools
 import logging
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -25,6 +26,7 @@ from trackbed.checkpoint.load import load
 from trackbed.checkpoint.ranks import Meeting, Observer, Phases, Ranks, meet
 from trackbed.checkpointer.folders import FolderLock, remove_checkpoint, remove_dead_partials, set_aside
 from trackbed.checkpointer.records import SaveRecord
+from trackbed.checkpointer.signals import SignalAgreement
 from trackbed.checkpointer.steps import DEFAULT_PATTERN, Keep, StepNames, steps_in, steps_to_remove
 from trackbed.comm import SOLO, Group
 from trackbed.comm.rendezvous import Stopped, cause_of
@@ -122,6 +124,7 @@ class Checkpointer:
         self._thread.submit(lower_priority)
         self._pending: Future[None] | None = None
         self._is_closed = False
+        self._signals: SignalAgreement | None = None
         self._loading: set[int] = set()
         self._loaded: int | None = None
         """Step that was loaded, until the first save after it is whole."""
@@ -224,14 +227,50 @@ class Checkpointer:
         self._pending = self._thread.submit(lambda: self._write(snapshot, record, start, phases))
         return True
 
-    def poll(self) -> None:
-        """Looks whether the save in flight has ended, without waiting. Not collective.
+    def poll(self, step: int | None = None) -> bool:
+        """Looks whether the save in flight has ended, and whether a signal asks for one, without waiting.
+
+        Not collective. It waits only while the threads of all ranks agree on the step after a signal.
+
+        Args:
+            step: step that the program has made, higher than in the calls before. Needed after `save_on_signal`.
+
+        Returns:
+            True if the program is to save now, and to end if it wants: after a signal to any rank, at one step, the
+            same on all ranks. `received_signal` has the signal.
 
         Raises:
-            CheckpointError: it has failed, on any rank.
+            ArgumentError: the step is missing.
+            CheckpointError: the save has failed, on any rank.
         """
-        if self._pending is not None and self._pending.done():
-            self._conclude()
+        self._conclude()
+        if self._signals is None:
+            return False
+        if step is None:
+            raise ArgumentError("poll: must get the step after save_on_signal, but got none")
+        return self._signals.is_due(step)
+
+    def save_on_signal(self, *signals: int) -> None:
+        """Collective over the ranks: has `poll` be true once after a signal to any rank.
+
+        The program calls `poll` after each step, on all ranks. The signals do nothing else then; their handlers are
+        restored by `close`.
+
+        Args:
+            signals: signals, such as `signal.SIGTERM` and `signal.SIGUSR1`.
+
+        Raises:
+            ArgumentError: this is not the main thread, or it was called before.
+        """
+        if self._signals is not None:
+            raise ArgumentError("save_on_signal: must be called once, but was called before")
+        with meet("save_on_signal", self._calls):
+            self._signals = SignalAgreement(self._writers.child("signals"), signals)
+
+    @property
+    def received_signal(self) -> signal.Signals | None:
+        """Signal for which `poll` was last true; None if it never was."""
+        return None if self._signals is None else self._signals.received
 
     def wait(self) -> None:
         """Waits for the end of the save in flight, if there is one. Not collective.
@@ -241,7 +280,7 @@ class Checkpointer:
         """
         while self._pending is not None and not self._pending.done():
             _sleep(self._pending)
-        self.poll()
+        self._conclude()
 
     def close(self) -> None:
         """Waits for the end of the save in flight, and gives the memory back. No save may follow.
@@ -260,6 +299,8 @@ class Checkpointer:
             self._thread.submit(lambda: None).result()
             self._thread.end()
             self._slab.release()
+            if self._signals is not None:
+                self._signals.close()
             if self._lock is not None:
                 self._lock.release()
 
@@ -337,16 +378,18 @@ class Checkpointer:
         while self._pending is not None and not self._pending.done():
             meeting.poll()
             _sleep(self._pending)
-        self.poll()
+        self._conclude()
 
     def _check_open(self) -> None:
         if self._is_closed:
             raise CheckpointError(f"{self._folder}: its Checkpointer must be open, but was closed")
 
     def _conclude(self) -> None:
-        """Reports the end of a save."""
+        """Reports the end of a save, if there is one that has ended."""
+        if self._pending is None or not self._pending.done():
+            return
         pending, self._pending = self._pending, None
-        error = None if pending is None else pending.exception()
+        error = pending.exception()
         if error is None:
             return
         text = f"the save of step {self.history[-1].step} has failed: {error}"

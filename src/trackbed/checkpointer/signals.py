@@ -1,0 +1,141 @@
+"""Signals to some ranks, at which all ranks are to do something at the same step.
+
+A thread of each rank is in one long step of a group. A rank that gets a signal ends it for all; the threads then tell
+each other the last step that their rank has polled, and the highest of these plus one is the step.
+"""
+
+import logging
+import signal
+import threading
+from collections import deque
+from collections.abc import Sequence
+from types import FrameType
+from typing import Any, Final
+
+from trackbed.comm import Group
+from trackbed.daemon_threads import call_on_thread
+from trackbed.errors import ArgumentError, CollectiveError
+
+logger = logging.getLogger(__name__)
+
+_LOOK_SECONDS: Final = 0.05
+_HEARTBEAT_SECONDS: Final = 30.0
+_NONE: Final = -1
+
+
+class _SignalReceived(Exception):  # noqa: N818  it never leaves the thread
+    pass
+
+
+class SignalAgreement:
+    """Agreement of the ranks on the step at which they act on a signal.
+
+    Args:
+        group: the ranks; this object alone uses it.
+        signals: signals that are handled; none where others call `ask`.
+
+    Raises:
+        ArgumentError: there is a signal that cannot be handled, or this is not the main thread.
+    """
+
+    def __init__(self, group: Group, signals: Sequence[int] = ()) -> None:
+        self._group = group
+        self._changed = threading.Condition()
+        self._asked = threading.Event()
+        self._number = _NONE
+        """Signal that this rank has received."""
+        self._is_agreeing = False
+        self._is_closing = False
+        self._last_polled = _NONE
+        self._targets: deque[tuple[int, signal.Signals]] = deque()
+        """Steps on which the ranks have agreed, and that this rank has not reached, with the signals."""
+        self.received: signal.Signals | None = None
+        """Signal of the step at which this rank was last told to act."""
+        self._handlers: dict[int, Any] = {}
+        try:
+            for number in signals:
+                self._handlers[number] = signal.signal(number, self._handle)
+        except (ValueError, OSError) as error:
+            self._restore()
+            raise ArgumentError(f"signals: must be handled by the main thread of the process, but: {error}") from error
+        if group.size > 1:
+            call_on_thread(self._run, "trackbed signals")
+
+    def ask(self, number: int = signal.SIGTERM) -> None:
+        """Does what a signal to this rank does. Any thread may call it."""
+        self._number = number
+        self._asked.set()
+
+    def is_due(self, step: int) -> bool:
+        """True at one step after a signal to any rank, on all ranks the same. Waits only while the ranks agree on it.
+
+        Args:
+            step: step that this rank has made, higher than those before.
+        """
+        if self._group.size == 1:
+            is_due = self._asked.is_set()
+            self._asked.clear()
+            self.received = signal.Signals(self._number) if is_due else self.received
+            return is_due
+        with self._changed:
+            while self._is_agreeing:
+                self._changed.wait()
+            self._last_polled = step
+            is_due = bool(self._targets) and step >= self._targets[0][0]
+            if is_due:
+                _, self.received = self._targets.popleft()
+            return is_due
+
+    def close(self) -> None:
+        """Restores the handlers. Other ranks may still agree on a step, without this one."""
+        self._is_closing = True
+        self._restore()
+
+    def _handle(self, number: int, _: FrameType | None) -> None:
+        self.ask(number)
+
+    def _restore(self) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        self._handlers.clear()
+
+    def _run(self) -> None:
+        """Agrees again and again, on a thread, until all ranks close."""
+        try:
+            while self._is_signal_received():
+                self._agree()
+        except CollectiveError as error:
+            if not self._is_closing:
+                logger.warning("signals are not handled any more: %s", error)
+        finally:
+            with self._changed:
+                self._is_agreeing = False
+                self._changed.notify_all()
+
+    def _is_signal_received(self) -> bool:
+        """Collective over the ranks: waits for a signal to one of them. Returns False once all are closing."""
+        try:
+            with self._group.guarded("signals", max_heartbeat_gap_seconds=_HEARTBEAT_SECONDS) as step:
+                while not self._is_closing:
+                    if self._asked.wait(_LOOK_SECONDS):
+                        raise _SignalReceived
+                    step.poll(0)
+        except CollectiveError as error:
+            if _SignalReceived.__name__ not in str(error):
+                raise
+            return True
+        return False
+
+    def _agree(self) -> None:
+        """Collective over the ranks: agrees on a step, which no rank passes meanwhile."""
+        with self._changed:
+            self._is_agreeing = True
+            last = self._last_polled
+        number = self._number if self._asked.is_set() else _NONE
+        of_ranks = self._group.all_gather([last, number])
+        self._asked.clear()
+        with self._changed:
+            target = max(last for last, _ in of_ranks) + 1
+            self._targets.append((target, signal.Signals(max(number for _, number in of_ranks))))
+            self._is_agreeing = False
+            self._changed.notify_all()

@@ -1,0 +1,105 @@
+"""After a signal to any rank, `poll` is true at one step on all of them."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support import ROOT
+from tests.support.processes.launching import environments
+from trackbed import Checkpointer
+from trackbed.checkpointer.signals import SignalAgreement
+from trackbed.comm import SOLO, run_ranks
+from trackbed.errors import ArgumentError
+
+RANK = Path(__file__).parent / "signals_rank.py"
+SIZE = 3
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("period", [1, 20])
+@pytest.mark.parametrize("count", [3, pytest.param(100, marks=pytest.mark.slow)])
+def test_a_signal_at_any_moment_is_acted_on_by_all_ranks_at_one_step(count, period, tmp_path):
+    draw = random.Random(count)
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-W", "ignore", str(RANK), str(tmp_path), str(period)],
+            env={**place, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for place in environments(SIZE)
+    ]
+    watchdog = threading.Timer(60 + count, lambda: [rank.kill() for rank in ranks])
+    watchdog.start()
+    try:
+        assert [rank.stdout.readline() for rank in ranks] == ["ready\n"] * SIZE
+        last = 0
+        for _ in range(count):
+            time.sleep(draw.random() * 0.1)
+            number = draw.choice([signal.SIGTERM, signal.SIGUSR1])
+            for rank in draw.sample(ranks, draw.randint(1, SIZE)):
+                rank.send_signal(number)
+                time.sleep(draw.choice([0, 0, 0.01, 0.3]))
+            name = None
+            while name != number.name:  # signals that came one after the other may ask twice
+                lines = [rank.stdout.readline() for rank in ranks]
+                assert len(set(lines)) == 1, lines
+                step, name = lines[0].split()
+                assert int(step) > last
+                last = int(step)
+        (tmp_path / "end").touch()
+        rest = [rank.stdout.read() for rank in ranks]
+        assert [rank.wait() for rank in ranks] == [0] * SIZE
+        assert len(set(rest)) == 1, rest
+        assert rest[0].endswith("end True\n")
+    finally:
+        watchdog.cancel()
+        for rank in ranks:
+            rank.kill()
+            rank.communicate()
+
+
+def test_one_process_needs_no_agreement(tmp_path):
+    with Checkpointer(tmp_path, group=SOLO) as checkpointer:
+        assert not checkpointer.poll()
+        checkpointer.save_on_signal(signal.SIGUSR1)
+        with pytest.raises(ArgumentError, match="must be called once"):
+            checkpointer.save_on_signal(signal.SIGUSR1)
+        with pytest.raises(ArgumentError, match="must get the step"):
+            checkpointer.poll()
+        assert not checkpointer.poll(1)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert [checkpointer.poll(step) for step in (2, 3)] == [True, False]
+        assert checkpointer.received_signal is signal.SIGUSR1
+    assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
+
+
+def test_no_rank_passes_the_step_while_the_ranks_agree(monkeypatch):
+    """The slowest possible agreement: others poll while one thread has not answered."""
+    found = {}
+
+    def run(group):
+        agreement = SignalAgreement(group.child("signals"))
+        if group.rank == 1:
+            agree = agreement._agree
+            monkeypatch.setattr(agreement, "_agree", lambda: (time.sleep(0.3), agree()))
+        steps = []
+        for step in range(1, 400):
+            if step == 50 and group.rank == 0:
+                agreement.ask()
+            if agreement.is_due(step):
+                steps.append(step)
+            time.sleep(0.002 * (1 + group.rank))
+        found[group.rank] = steps
+        agreement.close()
+
+    run_ranks(3, run)
+    assert len(found[0]) == 1
+    assert found[0] == found[1] == found[2]
