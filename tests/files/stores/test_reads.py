@@ -58,7 +58,7 @@ def test_the_order_of_answers_is_that_of_the_ranges(proxy, a):
     wanted = ranges_of(a, *((start, start + 3) for start in range(200)))
     found, seconds = seconds_of(lambda: fetch(wanted))
     assert found == [DATA[start : start + 3] for start in range(200)]
-    assert seconds < 200 * 0.05 / 4
+    assert seconds < 200 * 0.05 / 2  # one after the other they take 10 s
 
 
 @pytest.mark.parametrize("ends", [(-1, 5), (5, 4), (0, len(DATA) + 1)])
