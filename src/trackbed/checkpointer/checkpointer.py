@@ -7,7 +7,7 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
 from pathlib import Path
@@ -15,13 +15,23 @@ from types import TracebackType
 from typing import Any, Final, Literal, Self
 from weakref import WeakKeyDictionary, WeakSet
 
+import torch
 import torch.distributed as dist
 
 from trackbed.checkpoint.background.priority import lower_priority
 from trackbed.checkpoint.background.slab import Slab
-from trackbed.checkpoint.background.snapshot import Snapshot, reserve_for, take_snapshot, write_snapshot
+from trackbed.checkpoint.background.snapshot import (
+    Snapshot,
+    WriteFile,
+    reserve_for,
+    take_snapshot,
+    write_in_thread,
+    write_snapshot,
+)
+from trackbed.checkpoint.background.writer_process import WriterProcess
 from trackbed.checkpoint.damage import find_damage
 from trackbed.checkpoint.folder import commit_checkpoint, local_folder
+from trackbed.checkpoint.io.written_files import WrittenFiles
 from trackbed.checkpoint.load import load
 from trackbed.checkpoint.ranks import Meeting, Observer, Phases, Ranks, meet
 from trackbed.checkpointer.folders import FolderLock, remove_checkpoint, remove_dead_partials, set_aside
@@ -40,6 +50,7 @@ logger = logging.getLogger(__name__)
 
 OnBusy = Literal["wait", "skip", "error"]
 OnFailure = Literal["raise", "warn"]
+WriterKind = Literal["thread", "process"]
 _POLL_SECONDS: Final = 0.02
 _numbers: Final["WeakKeyDictionary[Any, Iterator[int]]"] = WeakKeyDictionary()
 """Numbers of the next checkpointer of each group, the same on all ranks."""
@@ -69,6 +80,8 @@ class Checkpointer:
             "error" to raise.
         on_failure: what becomes of the failure of a save. "raise" it from the next `poll`, `wait`, `save` or `close`;
             "warn" to log it.
+        writer: "thread" to write on a thread of the program; "process" for a process beside each rank, which takes
+            200 MB of memory and leaves Python's lock to the program. It ends with the program.
         pattern: name of the folder of a step.
         group: the ranks, as a `comm.Group` or a process group of torch; by default those of `torch.distributed`, or
             this process alone.
@@ -91,22 +104,22 @@ class Checkpointer:
         keep: Keep = (),
         on_busy: OnBusy = "wait",
         on_failure: OnFailure = "raise",
+        writer: WriterKind = "thread",
         pattern: str = DEFAULT_PATTERN,
         group: Ranks = None,
         direct: bool = True,
         observe: Observer | None = None,
     ) -> None:
-        _check_options(keep_last, keep_every, on_busy, on_failure)
+        _check_options(keep_last, keep_every, on_busy, on_failure, writer)
         self._folder = local_folder(folder).absolute()
         self._names = StepNames(pattern)
         self._keep_last, self._keep_every, self._keep = keep_last, keep_every, keep
         self._on_busy, self._on_failure = on_busy, on_failure
-        self._direct = direct
         self._observe = observe
         if group is None:
             check_initialized("Checkpointer")
         self._calls, self._writers = _groups_of(group)
-        options = [str(self._folder), keep_last, keep_every, on_busy, on_failure, pattern]
+        options = [str(self._folder), keep_last, keep_every, on_busy, on_failure, writer, pattern]
         self._writers.agree("Checkpointer", options)
         self._lock: FolderLock | None = None
         try:
@@ -120,6 +133,12 @@ class Checkpointer:
                 self._lock.release()
             raise
         self._slab = Slab()
+        self._process: WriterProcess | None = None
+        self._write_file = write_in_thread(direct=direct)
+        if writer == "process":
+            self._process = WriterProcess(self._writers.timeout_seconds)
+            self._write_file = _write_in_process(self._process, self._slab, direct=direct)
+            self._process.start()
         self._thread = DaemonThreads("trackbed checkpoints")
         self._thread.submit(lower_priority)
         self._pending: Future[None] | None = None
@@ -299,6 +318,8 @@ class Checkpointer:
             self._thread.submit(lambda: None).result()
             self._thread.end()
             self._slab.release()
+            if self._process is not None:
+                self._process.end()
             if self._signals is not None:
                 self._signals.close()
             if self._lock is not None:
@@ -408,7 +429,7 @@ class Checkpointer:
                 self.path(record.step),
                 self._writers,
                 phases,
-                direct=self._direct,
+                write=self._write_file,
                 commit=lambda partial, final: self._commit(partial, final, record.step),
             )
         except BaseException as error:
@@ -460,13 +481,14 @@ def _differs(step: int | None, other: int | None, rank: int) -> str:
     return f"step: must be the same on all ranks, but is {step} here and {other} on rank {rank}"
 
 
-def _check_options(keep_last: int | None, keep_every: int | None, on_busy: str, on_failure: str) -> None:
+def _check_options(keep_last: int | None, keep_every: int | None, on_busy: str, on_failure: str, writer: str) -> None:
     for name, value in (("keep_last", keep_last), ("keep_every", keep_every)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise ArgumentError(f"{name}: must be None or an integer of at least 1, found {value!r}")
     for name, word, words in (
         ("on_busy", on_busy, ("wait", "skip", "error")),
         ("on_failure", on_failure, ("raise", "warn")),
+        ("writer", writer, ("thread", "process")),
     ):
         if word not in words:
             raise ArgumentError(f"{name}: must be {' or '.join(map(repr, words))}, found {word!r}")
@@ -501,6 +523,15 @@ def _drain() -> None:
 
 # Threads cannot start others once the interpreter begins to end, which is before the functions of `atexit` are called.
 getattr(threading, "_register_atexit", atexit.register)(_drain)
+
+
+def _write_in_process(process: WriterProcess, slab: Slab, *, direct: bool) -> WriteFile:
+    def write(
+        folder: Path, values: Sequence[torch.Tensor | bytes], name: str, poll: Callable[[], None]
+    ) -> WrittenFiles:
+        return process.write(folder, values, name, slab, poll, direct=direct)
+
+    return write
 
 
 def _sleep(pending: "Future[None]") -> None:

@@ -6,6 +6,7 @@ Fresh pages cost the system more than the copy itself, so they are taken ahead, 
 import mmap
 import os
 from collections.abc import Callable, Iterable, Sequence
+from math import prod
 from typing import Final
 
 import torch
@@ -25,11 +26,17 @@ class Slab:
     def __init__(self) -> None:
         self._memory: mmap.mmap | None = None
         self._num_bytes = 0
+        self._descriptor = -1
 
     @property
     def num_bytes(self) -> int:
         """Size of the memory."""
         return self._num_bytes
+
+    @property
+    def descriptor(self) -> int:
+        """Descriptor of the memory, which another process can map; -1 if there is none."""
+        return self._descriptor
 
     def reserve(self, num_bytes: int) -> None:
         """Takes memory, if it has less than so many bytes. What it held is lost then.
@@ -42,7 +49,7 @@ class Slab:
         self.release()
         size = -(-num_bytes // _ROUNDING) * _ROUNDING
         try:
-            self._memory = _taken(size)
+            self._memory, self._descriptor = _taken(size)
         except (OSError, ValueError, OverflowError) as error:
             raise CheckpointError(
                 f"snapshot: must have {size:,} bytes of memory for the copies of this rank, but: {error}"
@@ -51,7 +58,15 @@ class Slab:
 
     def release(self) -> None:
         """Gives the memory back, as soon as no copy in it is used any more."""
-        self._memory, self._num_bytes = None, 0
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+        self._memory, self._num_bytes, self._descriptor = None, 0, -1
+
+    def place_of(self, copy: torch.Tensor) -> int:
+        """First byte of a copy in the memory."""
+        if self._memory is None or not copy.numel():
+            return 0
+        return copy.data_ptr() - torch.frombuffer(self._memory, dtype=torch.uint8).data_ptr()
 
     def copies_of(
         self, values: Sequence[torch.Tensor | bytes], poll: Callable[[], None] = lambda: None
@@ -70,18 +85,17 @@ class Slab:
         """
         starts, num_bytes = places_of(value.nbytes if isinstance(value, torch.Tensor) else 0 for value in values)
         self.reserve(num_bytes)
-        if self._memory is None:  # no tensor has an element
-            return [value.detach().cpu().clone() if isinstance(value, torch.Tensor) else value for value in values]
-        memory = torch.frombuffer(self._memory, dtype=torch.uint8)
         copies: list[torch.Tensor | bytes] = []
         with torch.no_grad():
             for value, start in zip(values, starts, strict=True):
-                if isinstance(value, torch.Tensor):
-                    copy = memory[start : start + value.nbytes].view(value.dtype).view(value.shape)
+                if not isinstance(value, torch.Tensor):
+                    copies.append(value)
+                elif self._memory is None:  # no tensor has an element
+                    copies.append(torch.empty_like(value, device="cpu"))
+                else:
+                    copy = view_of_memory(self._memory, start, value.dtype, value.shape)
                     copies.append(copy.copy_(value.detach()))
                     poll()
-                else:
-                    copies.append(value)
         return copies
 
 
@@ -99,19 +113,35 @@ def places_of(sizes: Iterable[int]) -> tuple[list[int], int]:
     return starts, end
 
 
-def _taken(size: int) -> mmap.mmap:
-    """Memory with all of its pages, which another process can map, too."""
+def view_of_memory(memory: mmap.mmap, start: int, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
+    """Tensor in some memory.
+
+    Args:
+        memory: the memory, which lives at least as long as the tensor.
+        start: its first byte.
+        dtype: type of the elements.
+        shape: shape.
+    """
+    num_bytes = prod(shape) * dtype.itemsize
+    if not num_bytes:
+        return torch.empty(tuple(shape), dtype=dtype, device="cpu")
+    return torch.frombuffer(memory, dtype=torch.uint8, offset=start, count=num_bytes).view(dtype).view(tuple(shape))
+
+
+def _taken(size: int) -> tuple[mmap.mmap, int]:
+    """Memory with all of its pages, and its descriptor; -1 where the system has none."""
     if not hasattr(os, "memfd_create"):
-        return mmap.mmap(-1, size)
+        return mmap.mmap(-1, size), -1
     descriptor = os.memfd_create("trackbed-snapshot", os.MFD_CLOEXEC)
     try:
         # An access to a page that cannot be had would end the process.
         os.posix_fallocate(descriptor, 0, size)
         memory = mmap.mmap(descriptor, size)
-    finally:
+    except BaseException:
         os.close(descriptor)
+        raise
     try:
         memory.madvise(_POPULATE_WRITE)
     except (OSError, ValueError):  # of an older system
         torch.frombuffer(memory, dtype=torch.uint8)[:: mmap.PAGESIZE] = 0
-    return memory
+    return memory, descriptor

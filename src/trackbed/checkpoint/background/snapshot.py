@@ -78,13 +78,17 @@ def take_snapshot(
     return Snapshot(planned.plan, values, contents)
 
 
+WriteFile = Callable[[Path, Sequence[torch.Tensor | bytes], str, Callable[[], None]], WrittenFiles]
+"""Writes values to the file of a name in a folder, and calls a function again and again, which may raise."""
+
+
 def write_snapshot(
     snapshot: Snapshot,
     folder: Path,
     group: Group,
     phases: Phases,
     *,
-    direct: bool,
+    write: WriteFile,
     commit: Callable[[Path, Path], None] = commit_checkpoint,
 ) -> None:
     """Collective over the ranks: writes a snapshot as a checkpoint, which appears whole or not at all.
@@ -94,7 +98,7 @@ def write_snapshot(
         folder: folder of the checkpoint.
         group: the ranks. Tables go through files, so that it works after `destroy_process_group`, too.
         phases: times the phases.
-        direct: True to write past the page cache where the file system allows it.
+        write: writes the file of this rank.
         commit: called on rank 0 to give a whole partial folder the name of the checkpoint.
 
     Raises:
@@ -103,14 +107,28 @@ def write_snapshot(
     with meet("save", group) as meeting:
         with phases("write"):
             partial = make_partial(folder, meeting)
-            names = [data_name(meeting.rank)] * len(snapshot.values)
-            written = write_shards(partial, snapshot.values, names, meeting.poll, direct=direct)
+            written = write(partial, snapshot.values, data_name(meeting.rank), meeting.poll)
         with phases("collect"):
             written_by_rank = _collect_in(partial, meeting, written)
         with phases("commit"):
             if meeting.rank == 0:
                 write_descriptions(partial, snapshot.plan, written_by_rank, snapshot.contents)
                 commit(partial, folder)
+
+
+def write_in_thread(*, direct: bool) -> WriteFile:
+    """Returns a function that writes on the thread that calls it.
+
+    Args:
+        direct: True to write past the page cache where the file system allows it.
+    """
+
+    def write(
+        folder: Path, values: Sequence[torch.Tensor | bytes], name: str, poll: Callable[[], None]
+    ) -> WrittenFiles:
+        return write_shards(folder, values, [name] * len(values), poll, direct=direct)
+
+    return write
 
 
 def _collect_in(folder: Path, meeting: Meeting, written: WrittenFiles) -> Sequence[WrittenFiles]:

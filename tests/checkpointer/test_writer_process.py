@@ -1,0 +1,146 @@
+"""A process beside each rank that writes: killed, stopped, failing, left alone."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.checkpointer.test_checkpointer import state_of, value_of
+from trackbed import Checkpointer
+from trackbed.comm import SOLO, run_ranks
+from trackbed.errors import CheckpointError
+
+
+@pytest.fixture
+def checkpointer(tmp_path):
+    """Checkpointer of one process, whose writer has written once."""
+    with Checkpointer(tmp_path, writer="process", group=SOLO, on_failure="raise") as checkpointer:
+        checkpointer.save(1, state_of(SOLO, 1))
+        checkpointer.wait()
+        yield checkpointer
+
+
+def is_there(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
+def partials(folder):
+    return [one for one in folder.iterdir() if "partial" in one.name]
+
+
+def wait_for(condition, seconds=20):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_what_a_process_writes_is_whole_and_it_ends_with_the_checkpointer(tmp_path):
+    def run(group):
+        with Checkpointer(tmp_path, writer="process", group=group) as checkpointer:
+            # Memory of several sizes, none for a moment, and an object.
+            for step, count in enumerate([100, 3000, 50_000, 7], start=1):
+                state = state_of(group, step, count)
+                state["empty"] = torch.zeros(0)
+                checkpointer.save(step, state)
+                state["rows"].data.fill_(-1)
+                checkpointer.wait()
+                assert value_of(checkpointer.path(step)) == step
+            return checkpointer._process.pid
+
+    pids = run_ranks(2, run)
+    assert len(set(pids)) == 2
+    assert not any(map(is_there, pids))
+
+
+@pytest.mark.parametrize("how", ["killed", "failing"])
+def test_a_writer_that_fails_is_named_and_the_next_save_is_whole(how, checkpointer, tmp_path):
+    pid = checkpointer._process.pid
+    os.kill(pid, signal.SIGSTOP)
+    checkpointer.save(2, state_of(SOLO, 2))
+    wait_for(lambda: partials(tmp_path))
+    if how == "killed":
+        os.kill(pid, signal.SIGKILL)
+        message = f"save of step 2 has failed: save: .*writer process {pid}: must write, but was ended by signal 9"
+    else:
+        partials(tmp_path)[0].rmdir()
+        os.kill(pid, signal.SIGCONT)
+        message = f"save of step 2 has failed: save: .*writer process {pid}: FileNotFoundError: "
+    with pytest.raises(CheckpointError, match=message):
+        checkpointer.wait()
+    assert partials(tmp_path) == []
+    assert checkpointer.latest() == 1
+    checkpointer.save(3, state_of(SOLO, 3))
+    checkpointer.wait()
+    assert value_of(checkpointer.path(3)) == 3
+    assert (checkpointer._process.pid == pid) == (how == "failing")
+
+
+def test_a_writer_that_is_stopped_is_given_up(checkpointer, tmp_path):
+    pid = checkpointer._process.pid
+    checkpointer._process._silent_seconds = 1.0
+    os.kill(pid, signal.SIGSTOP)
+    checkpointer.save(2, state_of(SOLO, 2))
+    started = time.monotonic()
+    with pytest.raises(CheckpointError, match="must write, but has given no sign of life for 1 s"):
+        checkpointer.wait()
+    assert time.monotonic() - started < 10
+    assert not is_there(pid)
+    checkpointer._process._silent_seconds = 60.0
+    checkpointer.save(3, state_of(SOLO, 3))
+    checkpointer.wait()
+    assert value_of(checkpointer.path(3)) == 3
+    assert partials(tmp_path) == []
+
+
+def test_a_failure_of_another_rank_ends_the_work_of_the_process(tmp_path, monkeypatch):
+    def run(group):
+        with Checkpointer(tmp_path, writer="process", group=group) as checkpointer:
+            checkpointer.save(1, state_of(group, 1))
+            checkpointer.wait()
+            pid = checkpointer._process.pid
+            if group.rank:
+                os.kill(pid, signal.SIGSTOP)
+            group.barrier()
+            if group.rank == 0:
+                monkeypatch.setattr(checkpointer._process, "write", lambda *_, **__: 1 / 0)
+            checkpointer.save(2, state_of(group, 2))
+            if group.rank:
+                wait_for(lambda: checkpointer.history[-1].total_seconds is not None or not is_there(pid))
+            with pytest.raises(CheckpointError, match="rank 0: ZeroDivisionError"):
+                checkpointer.wait()
+            monkeypatch.undo()
+            checkpointer.save(3, state_of(group, 3))
+
+    run_ranks(2, run)
+    assert value_of(tmp_path / "step-0000003") == 3
+
+
+PROGRAM = """
+import os, signal, sys, torch, trackbed
+checkpointer = trackbed.Checkpointer(sys.argv[1], writer="process")
+rows = torch.full((3_000_000, 4), 1.0)
+checkpointer.save(1, {"rows": trackbed.ShardedTensor.from_rank_offsets("rows", rows), "step": 1.0})
+print(checkpointer._process.pid, flush=True)
+if sys.argv[2] == "killed":
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("how", ["killed", "ends"])
+def test_a_writer_ends_with_its_program_and_commits_nothing_afterwards(how, tmp_path):
+    command = [sys.executable, "-c", PROGRAM, str(tmp_path), how]
+    ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=60, check=False)
+    pid = int(ended.stdout)
+    wait_for(lambda: not is_there(pid))
+    with Checkpointer(tmp_path, group=SOLO) as checkpointer:
+        assert checkpointer.steps() == ([] if how == "killed" else [1])
+    assert partials(tmp_path) == []
