@@ -271,7 +271,7 @@ def test_what_killed_jobs_have_left_is_removed_and_what_others_may_write_is_name
 
 
 END = """
-import os, sys
+import os, signal, sys
 import torch
 import torch.distributed as dist
 import trackbed
@@ -280,6 +280,7 @@ def main():
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     checkpointer = trackbed.Checkpointer(sys.argv[1])
+    checkpointer.save_on_signal(signal.SIGUSR1)
     rows = torch.full((500_000, 4), 1.0)
     state = {"rows": trackbed.ShardedTensor.from_rank_offsets("rows", rows, (0, rank, 2)), "step": 1.0}
     checkpointer.save(1, state)

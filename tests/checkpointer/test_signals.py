@@ -36,7 +36,7 @@ def test_a_signal_at_any_moment_is_acted_on_by_all_ranks_at_one_step(count, peri
         )
         for place in environments(SIZE)
     ]
-    watchdog = threading.Timer(60 + count, lambda: [rank.kill() for rank in ranks])
+    watchdog = threading.Timer(60 + 3 * count, lambda: [rank.kill() for rank in ranks])
     watchdog.start()
     try:
         assert [rank.stdout.readline() for rank in ranks] == ["ready\n"] * SIZE

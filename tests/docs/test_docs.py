@@ -381,7 +381,16 @@ def test_states_move_from_pytorch_as_the_page_says(tmp_path):
     assert set(saved.state_dict_metadata) == {"model.weight", "model.bias"} | tensors
 
 
-@pytest.mark.parametrize("page", ["tokenise-a-corpus", "tokenise-on-a-cluster", "train-bert-and-t5", "move-from-dcp"])
+@pytest.mark.parametrize(
+    "page",
+    [
+        "tokenise-a-corpus",
+        "tokenise-on-a-cluster",
+        "train-bert-and-t5",
+        "move-from-dcp",
+        "save-while-training-goes-on",
+    ],
+)
 def test_the_program_of_a_page_runs(page, tmp_path):
     program = "".join(snippets("python", (ROOT / "docs" / "how-to" / f"{page}.md").read_text()))
     main = f"def main():\n{textwrap.indent(program, '    ')}\nif __name__ == '__main__':\n    main()\n"

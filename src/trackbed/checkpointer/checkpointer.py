@@ -52,9 +52,12 @@ OnBusy = Literal["wait", "skip", "error"]
 OnFailure = Literal["raise", "warn"]
 WriterKind = Literal["thread", "process"]
 _POLL_SECONDS: Final = 0.02
+_END_SECONDS: Final = 5.0
 _numbers: Final["WeakKeyDictionary[Any, Iterator[int]]"] = WeakKeyDictionary()
 """Numbers of the next checkpointer of each group, the same on all ranks."""
 _open: Final["WeakSet[Checkpointer]"] = WeakSet()
+_closed_signals: Final[set[SignalAgreement]] = set()
+"""What threads may still use at the end of the program."""
 
 
 class Checkpointer:
@@ -322,6 +325,7 @@ class Checkpointer:
                 self._process.end()
             if self._signals is not None:
                 self._signals.close()
+                _closed_signals.add(self._signals)
             if self._lock is not None:
                 self._lock.release()
 
@@ -519,6 +523,8 @@ def _drain() -> None:
             checkpointer.close()
         except CheckpointError:
             logger.exception("%s: the last save has failed", checkpointer.path(0).parent)
+    for signals in list(_closed_signals):
+        signals.wait_for_end(_END_SECONDS)
 
 
 # Threads cannot start others once the interpreter begins to end, which is before the functions of `atexit` are called.

@@ -4,6 +4,7 @@ A thread of each rank is in one long step of a group. A rank that gets a signal 
 each other the last step that their rank has polled, and the highest of these plus one is the step.
 """
 
+import contextlib
 import logging
 import signal
 import threading
@@ -58,8 +59,7 @@ class SignalAgreement:
         except (ValueError, OSError) as error:
             self._restore()
             raise ArgumentError(f"signals: must be handled by the main thread of the process, but: {error}") from error
-        if group.size > 1:
-            call_on_thread(self._run, "trackbed signals")
+        self._thread = call_on_thread(self._run, "trackbed signals") if group.size > 1 else None
 
     def ask(self, number: int = signal.SIGTERM) -> None:
         """Does what a signal to this rank does. Any thread may call it."""
@@ -90,6 +90,15 @@ class SignalAgreement:
         """Restores the handlers. Other ranks may still agree on a step, without this one."""
         self._is_closing = True
         self._restore()
+
+    def wait_for_end(self, seconds: float) -> None:
+        """Waits, after `close`, until all ranks have closed theirs or have ended, at most for some seconds.
+
+        A program that ends in the middle of a request of the thread would end with an error of torch.
+        """
+        if self._thread is not None:
+            with contextlib.suppress(TimeoutError):
+                self._thread.exception(seconds)
 
     def _handle(self, number: int, _: FrameType | None) -> None:
         self.ask(number)
