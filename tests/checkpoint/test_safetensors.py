@@ -15,6 +15,7 @@ from torch import nn
 
 import trackbed
 from tests.support.processes.launching import run_script
+from trackbed.checkpoint.damage import find_damage
 from trackbed.checkpoint.export import export_model, import_model
 from trackbed.checkpoint.format.safetensors_files import NAMES, read_header
 from trackbed.cli.main import trackbed as command_line
@@ -262,9 +263,21 @@ def test_a_model_is_loaded_onto_ranks_by_ranges_of_its_files(tmp_path):
     assert [lines[0] for lines in found] == [expected] * 2
 
 
+def test_a_folder_of_safetensors_is_verified_and_states_of_optimizers_are_not_exported(tmp_path):
+    names = ("app.model.w", "app.optim.exp_avg.w", "other.optimizer.w")
+    state = {name: entry(name, torch.arange(5.0)) for name in names}
+    trackbed.save(state, tmp_path / "saved", group=SOLO)
+    assert [one.name for one in export_model(tmp_path / "saved", tmp_path / "out")] == ["app.model.w"]
+    assert list(find_damage(tmp_path / "out")) == []
+    path = tmp_path / "out" / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-4])
+    assert len(list(find_damage(tmp_path / "out"))) == 1
+
+
 MEASURED = """
 import json, sys, threading
 from pathlib import Path
+from trackbed.checkpoint.damage import find_damage
 from trackbed.checkpoint.export import export_model
 
 def anonymous_bytes():

@@ -335,3 +335,49 @@ def test_groups_with_options_of_several_elements_are_merged(tmp_path):
     theirs = torch.optim.SGD(other.parameters(), lr=1.0, momentum=0.9)
     load_sharded_state(tmp_path / "saved", other, theirs, group=SOLO)
     assert torch.equal(theirs.param_groups[0]["mask"], torch.ones(2))
+
+
+def test_parameters_of_one_group_that_had_several_options_are_named(tmp_path, caplog):
+    model = new_model(1)
+    first, second = model
+    optimizer = torch.optim.SGD([{"params": first.parameters(), "lr": 0.1}, {"params": second.parameters(), "lr": 0.2}])
+    trackbed.save(sharded_state(model, optimizer, group=SOLO), tmp_path / "saved", group=SOLO)
+    theirs = torch.optim.SGD(model.parameters(), lr=0.3)
+    load_sharded_state(tmp_path / "saved", model, theirs, group=SOLO)
+    assert "had several values of lr, of which that of most is used: {'lr': 0.1}" in caplog.text
+    caplog.clear()
+    load_sharded_state(tmp_path / "saved", model, optimizer, group=SOLO)
+    load_sharded_state(tmp_path / "saved", model, theirs, group=SOLO, options="program")
+    assert not caplog.text
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
+def test_states_that_dcp_has_saved_by_number_are_loaded_by_their_order(tmp_path):
+    def new(seed, *sizes):
+        model = new_model(seed)
+        params = iter(model.parameters())
+        return model, torch.optim.AdamW([{"params": [next(params) for _ in range(size)], "lr": size} for size in sizes])
+
+    model, optimizer = new(1, 3, 1)
+    step(model, optimizer)
+    dcp.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": 4}, checkpoint_id=tmp_path)
+    loaded, theirs = new(2, 3, 1)
+    assert load_sharded_state(tmp_path, loaded, theirs, group=SOLO) == {"step": 4}
+    assert same(loaded.state_dict(), model.state_dict())
+    assert same(theirs.state_dict(), optimizer.state_dict())
+    message = r"by number, in groups of \[3, 1\], and must be .* but those of the program have \[1, 3\]"
+    with pytest.raises(CheckpointError, match=message):
+        load_sharded_state(tmp_path, *new(2, 1, 3), group=SOLO)
+    loaded, one = new(2, 3)
+    other = torch.optim.AdamW(list(loaded.parameters())[3:])
+    with pytest.raises(CheckpointError, match="its optimizer is no single one of torch"):
+        load_sharded_state(tmp_path, loaded, [one, other], group=SOLO)
+
+
+def test_a_checkpoint_without_an_optimizer_says_what_it_has(tmp_path):
+    model = new_model(1)
+    trackbed.save(sharded_state(model, group=SOLO), tmp_path / "saved", group=SOLO)
+    message = r"must have a state of the optimizer, but has no optimizer.\* keys, found model: leave the optimizer out"
+    with pytest.raises(CheckpointError, match=message):
+        load_sharded_state(tmp_path / "saved", model, torch.optim.SGD(model.parameters()), group=SOLO)

@@ -35,7 +35,7 @@ from trackbed.files.publish_folder import commit_folder, flush_files, make_parti
 
 Progress = Callable[[int, int], None]
 MODEL: Final = "model."
-_OPTIMIZER: Final = "optimizer"
+_OPTIMIZERS: Final = {"optimizer", "optim"}
 _SLAB_BYTES: Final = 32 << 20
 FILE_BYTES: Final = 5_000_000_000
 """Bytes of tensors in one file, by default, as in Hugging Face's libraries."""
@@ -69,7 +69,8 @@ def export_model(
 ) -> list[ExportedTensor]:
     """Writes the model of a checkpoint in Hugging Face's layout of safetensors.
 
-    These are the tensors under "model.", without that prefix; if there are none, all but those under "optimizer.". Of
+    These are the tensors under "model.", without that prefix; if there are none, all but those under "optimizer" or
+    "optim". Of
     tensors with several names, such as tied weights, the first name is written alone. The folder appears whole or not
     at all; about 100 MiB of memory are used.
 
@@ -135,7 +136,7 @@ def find_model(
     keys = [key for key in catalogue.tensors if key.startswith(MODEL)]
     names = {key: key.removeprefix(MODEL) for key in keys}
     if not keys:
-        names = {key: key for key in catalogue.tensors if _OPTIMIZER not in key.split(".")}
+        names = {key: key for key in catalogue.tensors if _OPTIMIZERS.isdisjoint(key.split("."))}
     if not names:
         plain = " Its model is a plain value: save sharded_state(model)." if "model" in opened.load_common() else ""
         raise CheckpointError(f"{opened.path}: must have tensors of a model, but has none.{plain}")

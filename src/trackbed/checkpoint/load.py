@@ -30,6 +30,7 @@ from trackbed.checkpoint.state.describe import (
     take_states,
 )
 from trackbed.checkpoint.state.divided_tensors import PartOfDivided, key_of
+from trackbed.checkpoint.state.left_out import below_empty
 from trackbed.checkpoint.state.objects_with_state import OwnState, give_states
 from trackbed.checkpoint.state.sharded_object import ShardedObject
 from trackbed.checkpoint.state.sharded_tensor import ShardedTensor
@@ -166,6 +167,8 @@ def load(
             if not shards and left and meeting.rank == 0:
                 tensors = number_of(len(left), "sharded tensor")
                 logger.warning("%s: none of its %s is asked for; open_checkpoint reads them, too", opened.path, tensors)
+            elif meeting.rank == 0:
+                _tell_left_out(below_empty(left, request_state), opened.path)
         with phases("read"), opened.naming_replacement():
             values = load_shards(shards, opened, meeting, exchange=exchange)
         with phases("merge"):
@@ -174,6 +177,17 @@ def load(
                 put_in_order(loaded, request_state)
             give_states(loaded, owners, may_lack=strict != "raise")
             return loaded
+
+
+def _tell_left_out(keys: Sequence[str], path: Path) -> None:
+    """Logs stored tensors for whose place the state has an empty dictionary."""
+    if keys:
+        logger.warning(
+            "%s: %s must be in the state to be loaded, but the state has an empty dictionary in its place: "
+            "load_sharded_state loads an optimizer that has made no step",
+            path,
+            number_of(len(keys), "tensor") + f" such as {keys[0]}",
+        )
 
 
 class PartialRequest(NamedTuple):

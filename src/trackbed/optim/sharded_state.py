@@ -329,7 +329,8 @@ def _loader_of_torchs(
 ) -> Callable[[], None]:
     """Checks the stored state of optimizers of torch, and returns a function that loads it, collective as `load` is."""
     names = names_by_parameter(models)
-    stored = find_state(opened, common, prefix, meeting.rank)
+    members = [[names[param] for param in group["params"]] for one in optimizers for group in one.param_groups]
+    stored = find_state(opened, common, prefix, meeting.rank, members if len(optimizers) == 1 else None)
     objects = read_objects(stored, set(names.values()), opened, meeting.size)
     wanted = {"state": request_for(stored, optimizers, names, opened)}
     request = check_parts(wanted, opened, rename=None, allow_cast=allow_cast)

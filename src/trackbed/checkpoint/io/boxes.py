@@ -126,9 +126,12 @@ class BoxReader:
         return True
 
     def check_item(self, key: str, row: int) -> None:
-        """Reads the box of a row that torch wrote."""
+        """Reads the box of a row that another program wrote."""
         _, size = self._catalogue.box(row, len(self._catalogue.tensors[key].shape))
-        self._read_foreign(key, row, size)
+        if self._catalogue.payload_start[row] < 0:
+            self._read_foreign(key, row, size)
+        else:  # of a file of safetensors, where the elements alone are stored
+            self._read_item(row, key)
 
     def _read_part(self, key: str, row: int, part: torch.Tensor, size: Numbers, low: Numbers, high: Numbers) -> None:
         """Fills a tensor with a part of a box."""

@@ -62,7 +62,13 @@ class StoredState:
     """Further entries of the states of optimizers, by their number."""
 
 
-def find_state(folder: CheckpointFolder, common: Mapping[str, Any], prefix: str, rank: int) -> StoredState:
+def find_state(
+    folder: CheckpointFolder,
+    common: Mapping[str, Any],
+    prefix: str,
+    rank: int,
+    members: Sequence[Sequence[str]] | None = None,
+) -> StoredState:
     """Finds the state of optimizers in a checkpoint of Trackbed, or of `torch.distributed.checkpoint`.
 
     Args:
@@ -70,6 +76,7 @@ def find_state(folder: CheckpointFolder, common: Mapping[str, Any], prefix: str,
         common: its plain values.
         prefix: text before the keys.
         rank: number of this rank, whose objects are found.
+        members: names of the parameters of each group of the program's optimizer; None if it is no single one of torch.
 
     Raises:
         CheckpointError: there is none.
@@ -100,8 +107,17 @@ def find_state(folder: CheckpointFolder, common: Mapping[str, Any], prefix: str,
             )
     else:
         groups, more = _groups_of_dcp(folder, f"{start}param_groups.")
+        if any(isinstance(name, int) for group in groups for name in group["params"]):
+            names = _names_of_numbers(groups, members, folder)
+            groups = [{**group, "params": [names[str(number)] for number in group["params"]]} for group in groups]
+            keys = {names.get(number, number): fields for number, fields in keys.items()}
+            objects = {names.get(number, number): fields for number, fields in objects.items()}
     if not (keys or objects or groups or more):
-        raise CheckpointError(f"{folder.path}: must have a state of the optimizer, but has no {start}* keys")
+        tops = sorted({key.partition(".")[0] for key in (*catalogue.tensors, *catalogue.objects, *common)})
+        raise CheckpointError(
+            f"{folder.path}: must have a state of the optimizer, but has no {start}* keys, found "
+            f"{', '.join(tops[:8])}: leave the optimizer out, or use trackbed.load for what has another name"
+        )
     options = {name_in_module(name): without_names(group) for group in groups for name in group["params"]}
     plain = saved.get("state", {}) if isinstance(saved, Mapping) else {}
     return StoredState(
@@ -159,14 +175,43 @@ def _groups_of_dcp(folder: CheckpointFolder, start: str) -> tuple[list[State], d
     return [], {name_in_module(name): group for name, group in of_place.items()}
 
 
+def _names_of_numbers(
+    groups: Sequence[State], members: Sequence[Sequence[str]] | None, folder: CheckpointFolder
+) -> dict[str, str]:
+    """Names of the parameters that the `state_dict()` of an optimizer has by number, as torch's `load_state_dict` does.
+
+    Raises:
+        CheckpointError: the program's groups have other numbers of parameters.
+    """
+    stored = [len(group["params"]) for group in groups]
+    own = None if members is None else [len(group) for group in members]
+    if members is None or own != stored:
+        found = "its optimizer is no single one of torch" if own is None else f"those of the program have {own}"
+        raise CheckpointError(
+            f"{folder.path}: has the parameters of the optimizer by number, in groups of {stored}, and must be loaded "
+            f"into groups of as many, in the same order, but {found}"
+        )
+    numbers = (str(number) for group in groups for number in group["params"])
+    return dict(zip(numbers, (name for group in members for name in group), strict=True))
+
+
 def options_of_groups(members: Sequence[str], stored: StoredState) -> State:
     """Stored options of a group: those of most of its members."""
     found = [stored.options[name] for name in members if name in stored.options]
     return max(found, key=lambda one: sum(_are_same(one, other) for other in found)) if found else {}
 
 
-def _are_same(one: State, other: State) -> bool:
-    """True for options of one group, or with equal values."""
+def differing_options(members: Sequence[str], stored: StoredState) -> list[str]:
+    """Names of options that were not the same for all members of a group, sorted."""
+    found = [stored.options[name] for name in members if name in stored.options]
+    first = found[0] if found else {}
+    return sorted(
+        {key for other in found if other is not first for key in first if not _are_same(first[key], other.get(key))}
+    )
+
+
+def _are_same(one: Any, other: Any) -> bool:
+    """True for options of one group, or equal values."""
     if one is other:
         return True
     try:

@@ -21,7 +21,12 @@ from trackbed.checkpoint.ranks import Meeting
 from trackbed.checkpoint.state.divided_tensors import divided_tensor, is_divided, parts_to_load
 from trackbed.checkpoint.state.partial_tensors import tensors_in
 from trackbed.errors import ArgumentError, CheckpointError
-from trackbed.optim.in_checkpoints.stored_state import StoredState, options_of_groups, without_names
+from trackbed.optim.in_checkpoints.stored_state import (
+    StoredState,
+    differing_options,
+    options_of_groups,
+    without_names,
+)
 from trackbed.optim.state_parts import State
 from trackbed.optim.torch_optimizers import place_steps
 from trackbed.plural import number_of
@@ -353,6 +358,14 @@ def load_state(
         for group in optimizer.param_groups:
             members = [names[param] for param in group["params"]]
             found = options_of_groups(members, stored) if members else next(empty, {})
+            differing = [key for key in differing_options(members, stored) if key not in _OF_PROGRAM]
+            if differing and options == "checkpoint":
+                logger.warning(
+                    "options of the optimizer: the parameters of a group had several values of %s, of which that of "
+                    "most is used: %r",
+                    _brief(differing),
+                    {key: found.get(key) for key in differing[:3]},
+                )
             numbers = list(range(first, first + len(members)))
             first += len(members)
             groups.append(_with_options(group, found if options == "checkpoint" else {}) | {"params": numbers})
