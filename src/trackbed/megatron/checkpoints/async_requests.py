@@ -3,25 +3,37 @@
 Names are Megatron Core 0.16.1's.
 """
 
+import atexit
 import logging
 import os
+import threading
 import uuid
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
+from weakref import WeakSet
 
 import torch
 
+from trackbed.checkpoint.background.priority import lower_priority
+from trackbed.checkpoint.background.slab import Slab
 from trackbed.checkpoint.folder import data_name
 from trackbed.checkpoint.io.written_files import WrittenFiles
-from trackbed.checkpoint.ranks import current_meeting, meet
+from trackbed.checkpoint.ranks import Meeting, current_meeting, meet
 from trackbed.checkpoint.save import write_shards
+from trackbed.daemon_threads import DaemonThreads
 from trackbed.errors import CheckpointError
 from trackbed.files.publish import write_new
 from trackbed.megatron.checkpoints.checkpoint_error import DistributedCheckpointError
+from trackbed.plural import number_of
 
 logger = logging.getLogger(__name__)
+
+_POLL_SECONDS: Final = 0.02
+_open_queues: Final["WeakSet[AsyncCallsQueue]"] = WeakSet()
 
 
 class AsyncRequest(NamedTuple):
@@ -69,8 +81,20 @@ class AsyncRequest(NamedTuple):
         return self._replace(is_frozen=True)
 
 
+@dataclass(slots=True)
+class _Call:
+    """Request that is being executed."""
+
+    request: AsyncRequest
+    future: "Future[None]"
+    slab: Slab
+    """Memory of the copies that are written."""
+
+
 class AsyncCallsQueue:
-    """Executes requests, in order. A request is complete when `schedule_async_request` returns.
+    """Executes requests in order, on a thread, while training goes on.
+
+    The tensors of a request are copied when it is scheduled, and may be overwritten afterwards.
 
     Args:
         persistent: ignored: no worker process is used.
@@ -79,10 +103,12 @@ class AsyncCallsQueue:
     def __init__(self, persistent: bool = False) -> None:
         self.persistent = persistent
         self.call_idx = -1
-        self._complete: deque[int] = deque()
+        self._calls: deque[_Call] = deque()
+        self._free_slabs: list[Slab] = []
+        self._thread: DaemonThreads | None = None
 
     def schedule_async_request(self, async_request: AsyncRequest) -> int:
-        """Collective over all ranks: makes a save.
+        """Collective over all ranks: begins to execute a request.
 
         Args:
             async_request: request, or one of an older version with the same names of fields.
@@ -91,14 +117,31 @@ class AsyncCallsQueue:
             Number of the request.
 
         Raises:
-            CheckpointError: a rank failed.
+            CheckpointError: on every rank: its tensors cannot be copied.
         """
-        if self.call_idx < 0:
-            logger.warning("checkpoint: an asynchronous save is made at once, and training waits for it")
+        request = AsyncRequest(**async_request._asdict()).freeze()._replace(call_idx=self.call_idx + 1)
+        slab = self._free_slabs.pop() if self._free_slabs else Slab()
+        with meet("save", error_type=DistributedCheckpointError) as meeting:
+            _removed_with(meeting, request)
+            arguments = list(request.async_fn_args)
+            values = getattr(request.async_fn, "values", None)
+            if values is not None:
+                arguments[1] = slab.copies_of(values, meeting.poll)
+            elif request.preload_fn is not None:
+                arguments[1] = request.preload_fn()
+        if self._thread is None:
+            self._thread = DaemonThreads("trackbed saves")
+            self._thread.submit(lower_priority)
+            _open_queues.add(self)
+        function, options = request.async_fn, request.async_fn_kwargs
+
+        def execute() -> None:
+            if function is not None:
+                function(*arguments, **options)
+            arguments.clear()  # so that the copies are not used when the slab is used again
+
         self.call_idx += 1
-        request = AsyncRequest(**async_request._asdict()).freeze()
-        request._replace(call_idx=self.call_idx).execute_sync()
-        self._complete.append(self.call_idx)
+        self._calls.append(_Call(request, self._thread.submit(execute), slab))
         return self.call_idx
 
     def maybe_finalize_async_calls(
@@ -106,18 +149,92 @@ class AsyncCallsQueue:
         blocking: bool = False,
         no_dist: bool = False,
     ) -> list[int]:
-        """Numbers of the requests that have become complete since the last call."""
-        found = list(self._complete)
-        self._complete.clear()
-        return found
+        """Collective over all ranks: completes requests that all ranks have executed, in order.
+
+        Without requests it returns at once. All ranks complete a request in the same call, so the functions that a
+        program has added to it may be collective.
+
+        Args:
+            blocking: True to wait for all requests.
+            no_dist: ignored: the ranks always agree.
+
+        Returns:
+            Numbers of the requests that are complete now.
+
+        Raises:
+            CheckpointError: on every rank: one has failed. The request is given up.
+        """
+        finalized = []
+        while self._calls:
+            with meet("save", error_type=DistributedCheckpointError) as meeting:
+                future = self._calls[0].future
+                while blocking and not future.done():
+                    meeting.poll()
+                    wait([future], _POLL_SECONDS)
+                are_done = all(meeting.group.all_gather(future.done()))
+            if not are_done:
+                break
+            call = self._calls.popleft()
+            try:
+                _finalize(call)
+            finally:
+                self._free_slabs.append(call.slab)
+            finalized.append(call.request.call_idx)
+        return finalized
 
     def get_num_unfinalized_calls(self) -> int:
-        """Number of requests that `maybe_finalize_async_calls` has not returned yet."""
-        return len(self._complete)
+        """Number of requests that are not complete yet."""
+        return len(self._calls)
+
+    def wait_for_thread(self) -> None:
+        """Waits, at the end of the program, for what is being written. It is complete only if it was finalized."""
+        for call in self._calls:
+            call.future.exception()
+        if self._calls:
+            logger.warning(
+                "checkpoint: maybe_finalize_async_calls must complete %s before the program ends, but has not: nothing "
+                "has been saved",
+                number_of(len(self._calls), "asynchronous save"),
+            )
 
     def close(self, abort: bool = False) -> None:
-        """Forgets the requests."""
-        self._complete.clear()
+        """Collective over all ranks: completes all requests, and gives the memory back.
+
+        Args:
+            abort: True to give them up instead, which is not collective. What a thread is writing stays in a partial
+                folder.
+        """
+        if abort:
+            self._calls.clear()
+        else:
+            self.maybe_finalize_async_calls(blocking=True)
+        self._free_slabs.clear()
+
+
+def _finalize(call: _Call) -> None:
+    """Collective over all ranks: calls the last functions of a request."""
+    with meet("save", error_type=DistributedCheckpointError) as meeting:
+        _removed_with(meeting, call.request)
+        call.future.result()
+        for function in call.request.finalize_fns:
+            meeting.group.barrier()  # all ranks have done what this function may rely on
+            function()
+
+
+def _removed_with(meeting: Meeting, request: AsyncRequest) -> None:
+    """Has the partial folder of a request removed if the meeting fails."""
+    partial = getattr(request.async_fn, "partial", None)
+    if meeting.rank == 0 and isinstance(partial, Path):
+        meeting.partials.append(partial)
+
+
+def _wait_for_threads() -> None:
+    """Waits for the threads of all queues at the end of the program."""
+    for queue in list(_open_queues):
+        queue.wait_for_thread()
+
+
+getattr(threading, "_register_atexit", atexit.register)(_wait_for_threads)
 
 
 _DONE = b"+"
@@ -144,6 +261,11 @@ class FileWrite:
         self._process = os.getpid()
         self._result_path = folder / f".{data_name(rank)}.{uuid.uuid4().hex}"
         self._written: WrittenFiles | None = None
+
+    @property
+    def values(self) -> Sequence[torch.Tensor | bytes]:
+        """What the rank writes, where it lies."""
+        return self._values
 
     def __call__(self, rank: int, values: Sequence[torch.Tensor | bytes] | None, names: Sequence[str]) -> None:
         """Writes the files.
@@ -209,16 +331,21 @@ class InPartialFolder:
 
     def __init__(self, function: Any, partial: Path) -> None:
         self._function = function
-        self._partial = partial
+        self.partial = partial
 
     @property
     def reads_tensors_in_place(self) -> bool:
         """See `FileWrite`."""
         return bool(getattr(self._function, "reads_tensors_in_place", False))
 
+    @property
+    def values(self) -> Any:
+        """What a `FileWrite` writes; None for another function."""
+        return getattr(self._function, "values", None)
+
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         """Calls the function."""
         meeting = current_meeting()
         if meeting is not None and meeting.rank == 0:
-            meeting.partials.append(self._partial)
+            meeting.partials.append(self.partial)
         return self._function(*arguments, **options)
