@@ -447,10 +447,12 @@ class Checkpointer:
 
         After an older step was loaded, later ones are set aside first, so that `latest` is on the new branch.
         """
-        loaded, self._loaded = self._loaded, None
+        loaded = self._loaded
         later = [] if loaded is None else [one for one in self.steps() if one > loaded and one != step]
-        with set_aside([self.path(one) for one in later]) as aside:
+        # An error may come after the rename, where the partial folder is gone: then it stands.
+        with set_aside([self.path(one) for one in later], is_undone=partial.exists) as aside:
             commit_checkpoint(partial, final)
+        self._loaded = None
         if aside:
             logger.warning(
                 "step %d was loaded, so later checkpoints have other names now: %s", loaded, ", ".join(map(str, aside))

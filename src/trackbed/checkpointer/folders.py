@@ -107,8 +107,12 @@ def remove_checkpoint(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def set_aside(folders: Sequence[Path]) -> Iterator[list[Path]]:
+def set_aside(folders: Sequence[Path], *, is_undone: Callable[[], bool]) -> Iterator[list[Path]]:
     """Gives checkpoints other names, and the old ones again if the block fails. Yields the other names.
+
+    Args:
+        folders: the checkpoints.
+        is_undone: called if the block fails: False to leave the other names.
 
     Raises:
         OSError: one cannot be renamed.
@@ -124,6 +128,7 @@ def set_aside(folders: Sequence[Path]) -> Iterator[list[Path]]:
             flush_to_disk(moved[0].parent)
         yield moved
     except BaseException:
-        for folder, name in zip(folders, moved, strict=False):
-            publish(name, folder)
+        if is_undone():
+            for folder, name in zip(folders, moved, strict=False):
+                publish(name, folder)
         raise

@@ -1,0 +1,192 @@
+"""Histories of saves, failures, ends, restarts and loads of older steps, against a model of what must be there."""
+
+import logging
+import os
+import sys
+import threading
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trackbed import Checkpointer, ShardedTensor, load
+from trackbed.checkpointer.steps import steps_to_remove
+from trackbed.comm import SOLO
+from trackbed.errors import CheckpointError
+from trackbed.files import publish_folder
+
+CHANGES = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate", "os.link"}
+
+
+class Ended(BaseException):
+    """The program ends here."""
+
+
+class Failures:
+    """Fails at a numbered operation that changes files: once, or from then on, as if the program had ended."""
+
+    def __init__(self):
+        self.left = None
+        self.ends = False
+        self.has_ended = False
+        self.lock = threading.Lock()
+        sys.addaudithook(self.look)
+
+    def arm(self, number, *, ends):
+        self.left, self.ends, self.has_ended = number, ends, False
+
+    def disarm(self):
+        self.left, self.has_ended = None, False
+
+    def look(self, event, arguments):
+        if self.left is not None and (event in CHANGES or (event == "open" and is_for_writing(arguments))):
+            self.happen()
+
+    def happen(self):
+        with self.lock:
+            if self.has_ended:
+                raise Ended
+            if self.left is None:
+                return
+            self.left -= 1
+            if self.left >= 0:
+                return
+            if self.ends:
+                self.left, self.has_ended = 0, True
+                raise Ended
+            self.left = None
+        raise OSError(5, "Input/output error")
+
+
+def is_for_writing(arguments):
+    flags = arguments[2]
+    return isinstance(flags, int) and bool(flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
+
+
+@pytest.fixture(scope="module")
+def failures():
+    """The failures of this process; the hook of the system stays."""
+    found = Failures()
+    exchange = publish_folder._exchange
+
+    def exchange_or_fail(partial, final):
+        found.happen() if found.left is not None else None
+        exchange(partial, final)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(publish_folder, "_exchange", exchange_or_fail)
+        yield found
+    found.disarm()
+
+
+def state_of(value):
+    rows = torch.full((20_000,), float(value))
+    return {"rows": ShardedTensor.from_rank_offsets("rows", rows), "value": value}
+
+
+class Run:
+    """A run, and what must be in its folder."""
+
+    def __init__(self, folder, options):
+        self.folder, self.options = folder, options
+        self.values = {}
+        """Value of each step that is there."""
+        self.loaded = None
+        self.serial = 0
+        self.start()
+
+    def start(self):
+        self.checkpointer = Checkpointer(self.folder, group=SOLO, **self.options)
+        self.loaded = None
+        with pytest.raises(CheckpointError, match="must be kept by one Checkpointer"):
+            Checkpointer(self.folder, group=SOLO)
+
+    def restart(self):
+        self.checkpointer.close()
+        self.start()
+
+    def load_older(self, number):
+        steps = self.checkpointer.steps()
+        if steps:
+            step = steps[number % len(steps)]
+            assert self.checkpointer.load(state_of(0), step=step)["value"] == self.values[step]
+            self.loaded = step
+
+    def save(self, step, failures, failure=None):
+        """Saves; a failure is the number of an operation, and True if the program ends there."""
+        self.serial += 1
+        before, value = dict(self.values), self.serial
+        later = {one for one in before if self.loaded is not None and one > self.loaded and one != step}
+        after = (before.keys() - later) | {step}
+        removed = set(steps_to_remove(after, keep=(), in_use={step}, **{"keep_every": None, **self.options}))
+        if failure is not None:
+            failures.arm(failure[0], ends=failure[1])
+        try:
+            self.checkpointer.save(step, state_of(value))
+            self.checkpointer.wait()
+        except (CheckpointError, Ended):
+            error = True
+        else:
+            error = False
+        fired = failure is not None and (failures.left is None or failures.has_ended)
+        failures.disarm()
+        found = set(self.checkpointer.steps())
+        if not fired:
+            assert not error
+            assert found == after - removed
+        # Nothing else is lost, and nothing is removed unless the new checkpoint is there.
+        is_there = step in found and value_of(self.checkpointer.path(step)) == value
+        assert is_there or error
+        missing = before.keys() - found
+        assert missing <= later | (removed if is_there else set()), (missing, later, removed)
+        if error and not failure[1]:
+            # One operation has failed; others made good what had been done, unless it failed in doing that.
+            assert is_there or missing == set()
+        for one in found:
+            assert value_of(self.checkpointer.path(one)) in (before.get(one), value if one == step else None)
+        self.values = {one: value_of(self.checkpointer.path(one)) for one in found}
+        assert self.checkpointer.latest(verified=True) == max(found, default=None)
+        if is_there and not (error and later & found):
+            self.loaded = None
+        if failure is not None and failure[1] and fired:
+            self.restart()
+
+
+def value_of(path):
+    return load(path, group=SOLO)["value"]
+
+
+steps = st.integers(0, 12).map(lambda number: 10 * number)
+actions = st.one_of(
+    st.tuples(st.just("save"), steps),
+    st.tuples(st.just("fail"), steps, st.integers(0, 30), st.booleans()),
+    st.tuples(st.just("load"), st.integers(0, 10)),
+    st.tuples(st.just("restart")),
+)
+
+
+@settings(max_examples=min(settings().max_examples, 1000))
+@given(
+    options=st.fixed_dictionaries(
+        {"keep_last": st.sampled_from([None, 1, 2, 3])}, optional={"keep_every": st.sampled_from([20, 30])}
+    ),
+    history=st.lists(actions, min_size=1, max_size=10),
+)
+def test_any_history_keeps_what_must_be_kept(failures, tmp_path_factory, options, history):
+    logging.disable(logging.WARNING)
+    run = Run(tmp_path_factory.mktemp("run"), options)
+    try:
+        for kind, *arguments in history:
+            if kind == "save":
+                run.save(arguments[0], failures)
+            elif kind == "fail":
+                run.save(arguments[0], failures, tuple(arguments[1:]))
+            elif kind == "load":
+                run.load_older(*arguments)
+            else:
+                run.restart()
+    finally:
+        failures.disarm()
+        run.checkpointer.close()
+        logging.disable(logging.NOTSET)
