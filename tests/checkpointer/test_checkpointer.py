@@ -294,7 +294,7 @@ main()
 
 
 @pytest.mark.dist
-@pytest.mark.parametrize("how", ["end", "raise"])
+@pytest.mark.parametrize("how", ["end", pytest.param("raise", marks=pytest.mark.slow)])
 def test_a_program_that_ends_waits_for_its_save(how, tmp_path):
     script = tmp_path / "program.py"
     script.write_text(textwrap.dedent(END))

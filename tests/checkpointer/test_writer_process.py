@@ -84,6 +84,7 @@ def test_a_writer_that_fails_is_named_and_the_next_save_is_whole(how, checkpoint
     assert (checkpointer._process.pid == pid) == (how == "failing")
 
 
+@pytest.mark.slow
 def test_a_writer_that_is_stopped_is_given_up(checkpointer, tmp_path):
     pid = checkpointer._process.pid
     checkpointer._process._silent_seconds = 1.0
@@ -101,6 +102,7 @@ def test_a_writer_that_is_stopped_is_given_up(checkpointer, tmp_path):
     assert partials(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_a_failure_of_another_rank_ends_the_work_of_the_process(tmp_path, monkeypatch):
     def run(group):
         with Checkpointer(tmp_path, writer="process", group=group) as checkpointer:
@@ -135,7 +137,7 @@ if sys.argv[2] == "killed":
 """
 
 
-@pytest.mark.parametrize("how", ["killed", "ends"])
+@pytest.mark.parametrize("how", ["killed", pytest.param("ends", marks=pytest.mark.slow)])
 def test_a_writer_ends_with_its_program_and_commits_nothing_afterwards(how, tmp_path):
     command = [sys.executable, "-c", PROGRAM, str(tmp_path), how]
     ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=60, check=False)
