@@ -95,6 +95,7 @@ bench-grads: $(VENV)/bench.done ## Training steps, collectives and hooks of two 
 bench-ckpt: $(VENV)/bench.done ## Saves, loads and exports of checkpoints, against their peers: half an hour, and 15 GB of disk
 	$(BIN)/python -m benchmarks.checkpoints
 	$(BIN)/python -m benchmarks.exports
+	$(BIN)/python -m benchmarks.stalls
 
 bench-stores: $(VENV)/bench.done ## Samples from an S3 server on loopback, against obstore and megatron-core: five minutes; needs root and Ceph
 	$(BIN)/python tests/support/stores/ceph.py $(BIN)/python -W ignore -m benchmarks.stores
