@@ -14,7 +14,7 @@ from trackbed import Checkpointer, ShardedTensor, load, open_checkpoint
 from trackbed.checkpoint.background import snapshot as snapshot_module
 from trackbed.checkpointer.folders import LOCK_NAME
 from trackbed.comm import SOLO, run_ranks
-from trackbed.errors import ArgumentError, CheckpointError, CollectiveError
+from trackbed.errors import CheckpointError
 from trackbed.files.publish import new_partial
 
 
@@ -196,19 +196,21 @@ def test_a_save_that_fails_sets_nothing_aside(tmp_path, monkeypatch):
     ],
 )
 def test_options_are_checked(options, message, tmp_path):
-    with pytest.raises(ArgumentError, match=message):
+    with pytest.raises(CheckpointError, match=message):
         Checkpointer(tmp_path, group=SOLO, **options)
 
 
 def test_ranks_must_agree(tmp_path):
     def run(group):
-        with pytest.raises(CollectiveError, match="Checkpointer"):
+        with pytest.raises(CheckpointError, match="Checkpointer: must be the same on every rank"):
             Checkpointer(tmp_path / str(group.rank), group=group)
+        with pytest.raises(CheckpointError, match="rank 1: ArgumentError: keep_last: must be"):
+            Checkpointer(tmp_path, keep_last=group.rank + 1 if group.rank == 0 else 0, group=group)
         checkpointer = Checkpointer(tmp_path, group=group)
         with pytest.raises(CheckpointError, match="step: must be the same on all ranks, but is"):
             checkpointer.save(group.rank, state_of(group, 1))
-        with pytest.raises(ArgumentError, match="step must be an integer of at least 0, but is -1"):
-            checkpointer.save(-1, state_of(group, 1))
+        with pytest.raises(CheckpointError, match="rank 0: ArgumentError: step must be an integer of at least 0"):
+            checkpointer.save(group.rank - 1, state_of(group, 1))
         checkpointer.close()
 
     run_ranks(2, run)

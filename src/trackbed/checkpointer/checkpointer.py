@@ -92,10 +92,9 @@ class Checkpointer:
         observe: called with the name and the seconds of each phase, on the thread that writes, too.
 
     Raises:
-        ArgumentError: an argument is out of range, or this process is one of several and `torch.distributed` was not
-            initialised.
-        CheckpointError: another job keeps checkpoints in the folder, where the file system has locks.
-        CollectiveError: ranks give different arguments.
+        ArgumentError: this process is one of several, and `torch.distributed` was not initialised.
+        CheckpointError: on every rank: an argument is out of range, or not the same on all ranks; or another job keeps
+            checkpoints in the folder, where the file system has locks.
     """
 
     def __init__(
@@ -113,17 +112,19 @@ class Checkpointer:
         direct: bool = True,
         observe: Observer | None = None,
     ) -> None:
-        _check_options(keep_last, keep_every, on_busy, on_failure, writer)
-        self._folder = local_folder(folder).absolute()
-        self._names = StepNames(pattern)
+        if group is None:
+            check_initialized("Checkpointer")
+        # The ranks meet before they make groups, which a rank that has failed would never enter.
+        with meet("Checkpointer", group) as meeting:
+            _check_options(keep_last, keep_every, on_busy, on_failure, writer)
+            self._folder = local_folder(folder).absolute()
+            self._names = StepNames(pattern)
+            options = [str(self._folder), keep_last, keep_every, on_busy, on_failure, writer, pattern]
+            meeting.group.agree("Checkpointer", options)
         self._keep_last, self._keep_every, self._keep = keep_last, keep_every, keep
         self._on_busy, self._on_failure = on_busy, on_failure
         self._observe = observe
-        if group is None:
-            check_initialized("Checkpointer")
         self._calls, self._writers = _groups_of(group)
-        options = [str(self._folder), keep_last, keep_every, on_busy, on_failure, writer, pattern]
-        self._writers.agree("Checkpointer", options)
         self._lock: FolderLock | None = None
         try:
             with meet("Checkpointer", self._calls) as meeting:
@@ -147,7 +148,7 @@ class Checkpointer:
         self._pending: Future[None] | None = None
         self._is_closed = False
         self._signals: SignalAgreement | None = None
-        self._loading: set[int] = set()
+        self._loading: set[int | None] = set()
         self._loaded: int | None = None
         """Step that was loaded, until the first save after it is whole."""
         self.history: list[SaveRecord] = []
@@ -228,18 +229,17 @@ class Checkpointer:
             True if a save has begun; False if it is left out, because the one before is in flight.
 
         Raises:
-            ArgumentError: the step is no number from 0 on.
-            CheckpointError: on every rank, with the rank that failed and its message: the state cannot be saved, ranks
-                save different steps, or the save before has failed.
+            CheckpointError: on every rank, with the rank that failed and its message: the state cannot be saved, the
+                step is no number from 0 on, or not the same on all ranks, or the save before has failed.
         """
         start = time.perf_counter()
-        if isinstance(step, bool) or not isinstance(step, int) or step < 0:
-            raise ArgumentError(f"step must be an integer of at least 0, but is {step!r}")
         record = SaveRecord(step)
         phases = Phases(self._observer_of(record))
         content = {} if content_metadata is None else {"content_metadata": content_metadata}
         with meet("save", self._calls) as meeting:
             self._check_open()
+            if isinstance(step, bool) or not isinstance(step, int) or step < 0:
+                raise ArgumentError(f"step must be an integer of at least 0, but is {step!r}")
             if not self._may_begin(step, meeting):
                 return False
             snapshot = take_snapshot(state, self._slab, meeting, phases, content=content)
@@ -368,12 +368,14 @@ class Checkpointer:
     def _loading_step(self, step: int | None) -> Iterator[int | None]:
         """Collective over the ranks: yields the step to load, whose folder is not removed meanwhile."""
         with meet("load", self._calls) as meeting:
-            found = meeting.group.broadcast([step, self.latest() if step is None else step])
+            found = [step, self.latest() if step is None else step]
+            if meeting.rank == 0:
+                self._loading.add(found[1])  # before another rank hears of it
+            found = meeting.group.broadcast(found)
             if found[0] != step:
                 raise CheckpointError(
                     f"step: must be the same on all ranks, but is {step} here and {found[0]} on rank 0"
                 )
-        self._loading.add(found[1])
         try:
             yield found[1]
         finally:

@@ -69,7 +69,12 @@ def steps_in(folder: Path, names: StepNames) -> list[int]:
 
 
 def steps_to_remove(
-    steps: Iterable[int], *, keep_last: int | None, keep_every: int | None, keep: Keep, in_use: Collection[int] = ()
+    steps: Iterable[int],
+    *,
+    keep_last: int | None,
+    keep_every: int | None,
+    keep: Keep,
+    in_use: Collection[int | None] = (),
 ) -> list[int]:
     """Steps whose checkpoints are not to be kept, in rising order.
 
