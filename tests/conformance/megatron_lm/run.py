@@ -57,6 +57,8 @@ SUITES = {
         checkpoint("test_checkpointable"),
         checkpoint("test_optimizer", "test_optimizer_params"),
         checkpoint("test_strict"),
+        # The other ones replace a method of Megatron's writer, which is not used.
+        checkpoint("test_async_save", "not errors_are_reported"),
     ),
     "data": (
         Run(
