@@ -22,7 +22,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled", 
 @pytest.mark.parametrize("size", [2, pytest.param(1, marks=pytest.mark.slow)])
 def test_torchs_functions_save_and_load_through_trackbeds_storage(size, tmp_path):
     found = run_script(RANK, size, tmp_path, limit_seconds=240)
-    assert [lines[0] for lines in found] == [["cached", "cached again", "id", "process", "save", "thread"]] * size
+    assert [lines[0] for lines in found] == [
+        ["cached", "cached again", "id", "overwritten", "process", "save", "thread"]
+    ] * size
 
 
 def test_a_checkpoint_of_trackbed_is_read_with_its_plain_values(tmp_path):

@@ -29,6 +29,7 @@ from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.distributed_c10d import _get_default_store
 from torch.futures import Future
 
+from trackbed.checkpoint.background.staging import SlabPool, staged
 from trackbed.checkpoint.folder import (
     CheckpointFolder,
     commit_checkpoint,
@@ -52,6 +53,8 @@ logger = logging.getLogger(__name__)
 
 Folder = str | os.PathLike[str]
 _STORE_KEY: Final = "trackbed/dcp/"
+_slabs: Final = SlabPool()
+"""Memory for the copies of `dcp.async_save`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +107,27 @@ class StorageWriter(_OfFolder, storage.StorageWriter):
         self._rank = 0
         self._partial: Path | None = None
         self._remove: Any = None
+
+    _synchronize_after_execute = True
+
+    @property
+    def should_synchronize_after_execute(self) -> bool:
+        """True: the copy is complete when `stage` returns."""
+        return self._synchronize_after_execute
+
+    def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """Copies a state for `dcp.async_save`, which calls it, into memory that later saves use again.
+
+        Raises:
+            CheckpointError: there is not enough memory.
+        """
+        return staged(state_dict, _slabs)
+
+    def synchronize_staging(self) -> None:
+        """Does nothing."""
+
+    def close(self) -> None:
+        """Does nothing: the memory is for the next save of any writer."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         """The arguments alone: a save belongs to one process."""
