@@ -72,6 +72,22 @@ def test_steps_are_saved_kept_and_found(size, tmp_path):
     assert {one.name for one in (tmp_path / "run").iterdir()} == {LOCK_NAME, *names}
 
 
+def test_a_load_fills_plain_tensors_where_they_lie(tmp_path):
+    state = {**state_of(SOLO, 1), "mean": torch.ones(3), "list": [torch.ones(2), torch.ones(4), 5], "more": 6}
+    with Checkpointer(tmp_path, group=SOLO) as checkpointer:
+        checkpointer.save(1, state)
+        checkpointer.wait()
+        mine = {**state_of(SOLO, 0), "mean": torch.zeros(3), "list": [torch.zeros(2), torch.zeros(9)]}
+        found = checkpointer.load(mine)
+    assert found["mean"] is mine["mean"]
+    assert found["list"][0] is mine["list"][0]
+    assert found["rows"] is mine["rows"].data
+    assert {float(one.sum()) for one in (mine["mean"], mine["list"][0])} == {3.0, 2.0}
+    assert found["list"][1].tolist() == [1.0] * 4
+    assert mine["list"][1].sum() == 0
+    assert (found["list"][2], found["more"], found["step"]) == (5, 6, 1)
+
+
 def test_a_save_returns_before_anything_is_written(tmp_path, gate):
     def run(group):
         with Checkpointer(tmp_path, group=group) as checkpointer:

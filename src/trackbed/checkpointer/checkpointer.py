@@ -2,21 +2,18 @@
 
 import atexit
 import contextlib
-import itertools
 import logging
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal, Self
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakSet
 
 import torch
-import torch.distributed as dist
 
 from trackbed.checkpoint.background.priority import lower_priority
 from trackbed.checkpoint.background.slab import Slab
@@ -34,14 +31,15 @@ from trackbed.checkpoint.folder import commit_checkpoint, local_folder
 from trackbed.checkpoint.io.written_files import WrittenFiles
 from trackbed.checkpoint.load import load
 from trackbed.checkpoint.ranks import Meeting, Observer, Phases, Ranks, meet
+from trackbed.checkpointer.filled import filled
 from trackbed.checkpointer.folders import FolderLock, remove_checkpoint, remove_dead_partials, set_aside
+from trackbed.checkpointer.groups import groups_of
 from trackbed.checkpointer.records import SaveRecord
 from trackbed.checkpointer.signals import SignalAgreement
 from trackbed.checkpointer.steps import DEFAULT_PATTERN, Keep, StepNames, steps_in, steps_to_remove
-from trackbed.comm import SOLO, Group
 from trackbed.comm.rendezvous import Stopped, cause_of
 from trackbed.comm.store import StoreUnreachable
-from trackbed.comm.torch_group import TorchGroup, check_initialized, current_group
+from trackbed.comm.torch_group import check_initialized
 from trackbed.daemon_threads import DaemonThreads
 from trackbed.errors import ArgumentError, CheckpointError
 from trackbed.optim import load_sharded_state
@@ -53,8 +51,6 @@ OnFailure = Literal["raise", "warn"]
 WriterKind = Literal["thread", "process"]
 _POLL_SECONDS: Final = 0.02
 _END_SECONDS: Final = 5.0
-_numbers: Final["WeakKeyDictionary[Any, Iterator[int]]"] = WeakKeyDictionary()
-"""Numbers of the next checkpointer of each group, the same on all ranks."""
 _open: Final["WeakSet[Checkpointer]"] = WeakSet()
 _closed_signals: Final[set[SignalAgreement]] = set()
 """What threads may still use at the end of the program."""
@@ -124,7 +120,7 @@ class Checkpointer:
         self._keep_last, self._keep_every, self._keep = keep_last, keep_every, keep
         self._on_busy, self._on_failure = on_busy, on_failure
         self._observe = observe
-        self._calls, self._writers = _groups_of(group)
+        self._calls, self._writers = groups_of(group)
         self._lock: FolderLock | None = None
         try:
             with meet("Checkpointer", self._calls) as meeting:
@@ -332,6 +328,8 @@ class Checkpointer:
     def load(self, state: dict[str, Any], step: int | None = None) -> dict[str, Any] | None:
         """Collective over the ranks: loads a checkpoint; see `trackbed.load`.
 
+        Plain tensors of the state are filled, too, where they have the shape of the stored ones.
+
         Args:
             state: state as for `trackbed.load`.
             step: step of the checkpoint, the same on all ranks; None for the latest one.
@@ -343,7 +341,10 @@ class Checkpointer:
             CheckpointError: on every rank, with the rank that failed and its message.
         """
         with self._loading_step(step) as found:
-            return None if found is None else load(state, self.path(found), group=self._calls)
+            if found is None:
+                return None
+            loaded: dict[str, Any] = filled(state, load(state, self.path(found), group=self._calls))
+            return loaded
 
     def load_sharded_state(self, model: Any, optimizer: Any = None, step: int | None = None) -> dict[str, Any] | None:
         """Collective over the ranks: loads a checkpoint into a model and its optimizer.
@@ -500,24 +501,6 @@ def _check_options(keep_last: int | None, keep_every: int | None, on_busy: str, 
     ):
         if word not in words:
             raise ArgumentError(f"{name}: must be {' or '.join(map(repr, words))}, found {word!r}")
-
-
-def _groups_of(group: Ranks) -> tuple[Ranks, Group]:
-    """Collective over the ranks: returns ranks for the calls of the program, and a group for its threads.
-
-    Neither is used for anything else, so nothing that training does can come between their messages.
-    """
-    members: Any = group
-    if hasattr(group, "guarded"):
-        number = next(_numbers.setdefault(group, itertools.count())) if group is not SOLO else 0
-        return members.child(f"checkpointer {number}"), members.child(f"checkpointer {number} writers")
-    whole = current_group()
-    if whole is None:
-        return SOLO, SOLO
-    ranks = None if group is None else dist.get_process_group_ranks(group)
-    timeout = timedelta(seconds=(whole if group is None else TorchGroup(group)).timeout_seconds)
-    calls = dist.new_group(ranks, timeout, backend="gloo", use_local_synchronization=ranks is not None)
-    return calls, TorchGroup(calls)
 
 
 def _drain() -> None:
