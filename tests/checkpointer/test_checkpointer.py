@@ -6,12 +6,14 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 
 import pytest
 import torch
 
 from trackbed import Checkpointer, ShardedTensor, load, open_checkpoint
 from trackbed.checkpoint.background import snapshot as snapshot_module
+from trackbed.checkpointer import checkpointer as checkpointer_module
 from trackbed.checkpointer.folders import LOCK_NAME
 from trackbed.comm import SOLO, run_ranks
 from trackbed.errors import CheckpointError
@@ -59,6 +61,7 @@ def test_steps_are_saved_kept_and_found(size, tmp_path):
             for step in range(0, 80, 10):
                 assert checkpointer.save(step, state_of(group, step))
             checkpointer.wait()
+            group.barrier()  # rank 0 removes
             assert checkpointer.steps() == [0, 10, 40, 60, 70]
             assert checkpointer.load(state_of(group, 0))["step"] == 70
             assert checkpointer.load(state_of(group, 0), step=40)["rows"].unique().tolist() == [40.0]
@@ -160,6 +163,45 @@ def test_a_failure_is_told_on_all_ranks_and_the_next_save_is_whole(on_failure, w
         run_ranks(2, run)
     assert len([one for one in caplog.messages if "the disk is gone" in one]) == (2 if on_failure == "warn" else 0)
     assert {one.name for one in tmp_path.iterdir()} == {LOCK_NAME, "step-0000002"}
+
+
+@pytest.mark.parametrize("phase", ["write", "commit"])
+def test_a_thread_that_hangs_is_named_on_all_ranks_and_the_next_save_is_whole(phase, tmp_path, monkeypatch):
+    goes_on, hangs = threading.Event(), [1]
+    owner = {"write": snapshot_module, "commit": checkpointer_module}[phase]
+    name = {"write": "write_shards", "commit": "commit_checkpoint"}[phase]
+    function, hung_threads = getattr(owner, name), []
+
+    def hang(*arguments, **options):
+        is_first_rank = phase == "commit" or arguments[2][0].startswith("__0_")
+        if is_first_rank and hangs:
+            hangs.pop()
+            hung_threads.append(threading.current_thread())
+            goes_on.wait()
+        return function(*arguments, **options)
+
+    monkeypatch.setattr(owner, name, hang)
+
+    def run(group):
+        with Checkpointer(tmp_path, group=group) as checkpointer:
+            checkpointer.save(1, state_of(group, 1))
+            started = time.monotonic()
+            own = "its thread has given no sign of life for 2.4 s while it was to " + phase
+            with pytest.raises(CheckpointError, match="rank 0 sent no heartbeat" if group.rank else own):
+                checkpointer.wait()
+            assert time.monotonic() - started < 4
+            assert checkpointer.save(2, state_of(group, 2))
+            checkpointer.wait()
+            group.barrier()
+            goes_on.set()
+            for thread in hung_threads:
+                thread.join(10)
+                assert not thread.is_alive() or phase == "commit"
+            assert checkpointer.latest() == 2
+        return checkpointer.history[0].error
+
+    assert None not in run_ranks(2, run, timeout_seconds=2.0)
+    assert value_of(tmp_path / "step-0000002") == 2
 
 
 def test_after_an_older_step_was_loaded_later_ones_are_set_aside_by_the_first_commit(tmp_path, caplog):

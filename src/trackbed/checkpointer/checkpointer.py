@@ -36,6 +36,7 @@ from trackbed.checkpointer.folders import FolderLock, remove_checkpoint, remove_
 from trackbed.checkpointer.groups import groups_of
 from trackbed.checkpointer.records import SaveRecord
 from trackbed.checkpointer.signals import SignalAgreement
+from trackbed.checkpointer.signs_of_life import SignsOfLife
 from trackbed.checkpointer.steps import DEFAULT_PATTERN, Keep, StepNames, steps_in, steps_to_remove
 from trackbed.comm.rendezvous import Stopped, cause_of
 from trackbed.comm.store import StoreUnreachable
@@ -120,7 +121,10 @@ class Checkpointer:
         self._keep_last, self._keep_every, self._keep = keep_last, keep_every, keep
         self._on_busy, self._on_failure = on_busy, on_failure
         self._observe = observe
-        self._calls, self._writers = groups_of(group)
+        self._calls, self._threads = groups_of(group)
+        self._writers, self._num_writers = self._threads.child("writers 0"), 1
+        self._is_broken = False
+        """True after a failure of the writers, whose group may be of no more use."""
         self._lock: FolderLock | None = None
         try:
             with meet("Checkpointer", self._calls) as meeting:
@@ -137,10 +141,10 @@ class Checkpointer:
         self._write_file = write_in_thread(direct=direct)
         if writer == "process":
             self._process = WriterProcess(self._writers.timeout_seconds)
-            self._write_file = _write_in_process(self._process, self._slab, direct=direct)
+            self._write_file = _write_in_process(self._process, lambda: self._slab, direct=direct)
             self._process.start()
-        self._thread = DaemonThreads("trackbed checkpoints")
-        self._thread.submit(lower_priority)
+        self._signs = SignsOfLife(1.2 * self._writers.timeout_seconds)
+        self._thread = _new_thread()
         self._pending: Future[None] | None = None
         self._is_closed = False
         self._signals: SignalAgreement | None = None
@@ -236,6 +240,8 @@ class Checkpointer:
             self._check_open()
             if isinstance(step, bool) or not isinstance(step, int) or step < 0:
                 raise ArgumentError(f"step must be an integer of at least 0, but is {step!r}")
+            if callable(self._keep):
+                self._keep(step)  # what it raises is raised here, and not behind training
             if not self._may_begin(step, meeting):
                 return False
             snapshot = take_snapshot(state, self._slab, meeting, phases, content=content)
@@ -283,7 +289,7 @@ class Checkpointer:
         if self._signals is not None:
             raise ArgumentError("save_on_signal: must be called once, but was called before")
         with meet("save_on_signal", self._calls):
-            self._signals = SignalAgreement(self._writers.child("signals"), signals)
+            self._signals = SignalAgreement(self._threads.child("signals"), signals)
 
     @property
     def received_signal(self) -> signal.Signals | None:
@@ -296,7 +302,7 @@ class Checkpointer:
         Raises:
             CheckpointError: it has failed, on any rank.
         """
-        while self._pending is not None and not self._pending.done():
+        while self._is_busy():
             _sleep(self._pending)
         self._conclude()
 
@@ -314,7 +320,9 @@ class Checkpointer:
         finally:
             self._is_closed = True
             # The thread must have let go of the last copies: torch's memory cannot be freed while the program ends.
-            self._thread.submit(lambda: None).result()
+            ended = self._thread.submit(lambda: None)
+            while not ended.done() and self._signs.problem() is None:
+                _sleep(ended)
             self._thread.end()
             self._slab.release()
             if self._process is not None:
@@ -385,8 +393,7 @@ class Checkpointer:
 
     def _may_begin(self, step: int, meeting: Meeting) -> bool:
         """Collective over the ranks: agrees on whether a save begins, after the end of the one before."""
-        is_busy = self._pending is not None and not self._pending.done()
-        of_ranks = meeting.group.all_gather([step, is_busy])
+        of_ranks = meeting.group.all_gather([step, self._is_busy()])
         for rank, (other, _) in enumerate(of_ranks):
             if other != step:
                 raise CheckpointError(
@@ -399,11 +406,21 @@ class Checkpointer:
                 )
             return False
         self._wait_in(meeting)
+        # After a failure on any rank their threads meet in a new group: the old one may be broken.
+        numbers = meeting.group.all_gather(self._num_writers + int(self._is_broken))
+        if max(numbers) > self._num_writers:
+            self._num_writers = max(numbers)
+            self._writers = self._threads.child(f"writers {self._num_writers}")
+        self._is_broken = False
         return True
+
+    def _is_busy(self) -> bool:
+        """True while a save is in flight, unless its thread hangs."""
+        return self._pending is not None and not self._pending.done() and self._signs.problem() is None
 
     def _wait_in(self, meeting: Meeting) -> None:
         """Waits for the end of the save in flight, and looks for failures of other ranks meanwhile."""
-        while self._pending is not None and not self._pending.done():
+        while self._is_busy():
             meeting.poll()
             _sleep(self._pending)
         self._conclude()
@@ -414,12 +431,21 @@ class Checkpointer:
 
     def _conclude(self) -> None:
         """Reports the end of a save, if there is one that has ended."""
-        if self._pending is None or not self._pending.done():
+        if self._pending is None or self._is_busy():
             return
         pending, self._pending = self._pending, None
-        error = pending.exception()
+        error: BaseException | None
+        if pending.done():
+            error = pending.exception()
+        else:
+            error = CheckpointError(f"{self._signs.problem()}, and its memory is not used again")
+            self._signs.give_up()
+            self._record_failure(error)
+            self._slab, self._thread = Slab(), _new_thread()
+            self._signs = SignsOfLife(1.2 * self._writers.timeout_seconds)
         if error is None:
             return
+        self._is_broken = True
         text = f"the save of step {self.history[-1].step} has failed: {error}"
         if self._on_failure == "warn":
             logger.warning("%s", text)
@@ -428,25 +454,35 @@ class Checkpointer:
         is_own = cause_of(error, Stopped) is None and cause_of(error, StoreUnreachable) is None
         raise CheckpointError(text) from (error if is_own else None)
 
+    def _record_failure(self, error: BaseException) -> None:
+        self.history[-1].error = str(error)
+
     def _write(self, snapshot: Snapshot, record: SaveRecord, start: float, phases: Phases) -> None:
-        """Writes a snapshot, on the thread."""
+        """Writes a snapshot, on the thread, and removes the checkpoints that are not to be kept."""
+        signs = self._signs
+
+        def write(
+            folder: Path, values: Sequence[torch.Tensor | bytes], name: str, poll: Callable[[], None]
+        ) -> WrittenFiles:
+            with signs.working(f"write {folder / name}", poll) as live:
+                return self._write_file(folder, values, name, live)
+
+        def commit(partial: Path, final: Path) -> None:
+            with signs.working(f"commit {final}"):
+                self._commit(partial, final, record.step)
+
         try:
-            write_snapshot(
-                snapshot,
-                self.path(record.step),
-                self._writers,
-                phases,
-                write=self._write_file,
-                commit=lambda partial, final: self._commit(partial, final, record.step),
-            )
+            write_snapshot(snapshot, self.path(record.step), self._writers, phases, write=write, commit=commit)
         except BaseException as error:
             record.error = str(error)
             raise
         finally:
             record.total_seconds = time.perf_counter() - start
+        if self._writers.rank == 0:
+            self._remove_old(record.step)
 
     def _commit(self, partial: Path, final: Path, step: int) -> None:
-        """Makes a folder the checkpoint of a step, on rank 0, and removes those that are not to be kept.
+        """Makes a folder the checkpoint of a step, on rank 0.
 
         After an older step was loaded, later ones are set aside first, so that `latest` is on the new branch.
         """
@@ -460,22 +496,21 @@ class Checkpointer:
             logger.warning(
                 "step %d was loaded, so later checkpoints have other names now: %s", loaded, ", ".join(map(str, aside))
             )
-        self._remove_old(step)
 
     def _remove_old(self, newest: int) -> None:
         """Removes the checkpoints that are not to be kept. One that cannot be removed is no reason to fail."""
-        removed = steps_to_remove(
-            self.steps(),
-            keep_last=self._keep_last,
-            keep_every=self._keep_every,
-            keep=self._keep,
-            in_use={newest, *self._loading},
-        )
-        for step in removed:
-            try:
+        try:
+            removed = steps_to_remove(
+                self.steps(),
+                keep_last=self._keep_last,
+                keep_every=self._keep_every,
+                keep=self._keep,
+                in_use={newest, *self._loading},
+            )
+            for step in removed:
                 remove_checkpoint(self.path(step))
-            except OSError as error:
-                logger.warning("%s: must be removed, but: %s", self.path(step), error)
+        except OSError as error:
+            logger.warning("%s: earlier checkpoints must be removed, but: %s", self._folder, error)
 
     def _observer_of(self, record: SaveRecord) -> Observer:
         def observe(name: str, seconds: float) -> None:
@@ -518,15 +553,23 @@ def _drain() -> None:
 getattr(threading, "_register_atexit", atexit.register)(_drain)
 
 
-def _write_in_process(process: WriterProcess, slab: Slab, *, direct: bool) -> WriteFile:
+def _new_thread() -> DaemonThreads:
+    thread = DaemonThreads("trackbed checkpoints")
+    thread.submit(lower_priority)
+    return thread
+
+
+def _write_in_process(process: WriterProcess, slab: Callable[[], Slab], *, direct: bool) -> WriteFile:
     def write(
         folder: Path, values: Sequence[torch.Tensor | bytes], name: str, poll: Callable[[], None]
     ) -> WrittenFiles:
-        return process.write(folder, values, name, slab, poll, direct=direct)
+        return process.write(folder, values, name, slab(), poll, direct=direct)
 
     return write
 
 
-def _sleep(pending: "Future[None]") -> None:
+def _sleep(pending: "Future[None] | None") -> None:
+    if pending is None:
+        return
     with contextlib.suppress(TimeoutError):
         pending.exception(_POLL_SECONDS)

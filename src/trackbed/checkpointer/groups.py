@@ -17,14 +17,15 @@ _numbers: Final["WeakKeyDictionary[Any, Iterator[int]]"] = WeakKeyDictionary()
 
 
 def groups_of(group: Ranks) -> tuple[Ranks, Group]:
-    """Collective over the ranks: returns ranks for the calls of the program, and a group for its threads.
+    """Collective over the ranks: returns ranks for the calls of the program, and a group for those of its threads.
 
-    Neither is used for anything else, so nothing that training does can come between their messages.
+    Neither is used for anything else, so nothing that training does can come between their messages. The threads meet
+    in children of the second one.
     """
     members: Any = group
     if hasattr(group, "guarded"):
         number = next(_numbers.setdefault(group, itertools.count())) if group is not SOLO else 0
-        return members.child(f"checkpointer {number}"), members.child(f"checkpointer {number} writers")
+        return members.child(f"checkpointer {number}"), members.child(f"checkpointer {number} threads")
     whole = current_group()
     if whole is None:
         return SOLO, SOLO

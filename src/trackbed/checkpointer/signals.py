@@ -24,7 +24,7 @@ _HEARTBEAT_SECONDS: Final = 30.0
 _NONE: Final = -1
 
 
-class _SignalReceived(Exception):  # noqa: N818  it never leaves the thread
+class _ReceivedSignalError(Exception):
     pass
 
 
@@ -127,10 +127,10 @@ class SignalAgreement:
             with self._group.guarded("signals", max_heartbeat_gap_seconds=_HEARTBEAT_SECONDS) as step:
                 while not self._is_closing:
                     if self._asked.wait(_LOOK_SECONDS):
-                        raise _SignalReceived
+                        raise _ReceivedSignalError
                     step.poll(0)
         except CollectiveError as error:
-            if _SignalReceived.__name__ not in str(error):
+            if _ReceivedSignalError.__name__ not in str(error):
                 raise
             return True
         return False

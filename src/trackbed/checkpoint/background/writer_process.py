@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
@@ -23,6 +24,7 @@ from trackbed.checkpoint.background.priority import lower_priority
 from trackbed.checkpoint.background.slab import Slab, view_of_memory
 from trackbed.checkpoint.io.written_files import WrittenFiles
 from trackbed.checkpoint.save import write_shards
+from trackbed.daemon_threads import call_on_thread
 from trackbed.errors import CheckpointError
 
 _POLL_SECONDS: Final = 0.05
@@ -192,18 +194,19 @@ def _serve(connection: Connection, descriptors: socket.socket, parent: int) -> N
             connection.send(("cancelled", ""))
             continue
         folder, name, direct, num_bytes, items = request
-        try:
-            if num_bytes != (0 if memory is None else len(memory)):
-                _, (descriptor,), _, _ = socket.recv_fds(descriptors, 1, 1)
-                memory = mmap.mmap(descriptor, num_bytes)
-                os.close(descriptor)
-            values = [item if isinstance(item, bytes) else _tensor_of(item, memory) for item in items]
-            poll = _Beats(connection, parent)
-            written = write_shards(Path(folder), values, [name] * len(values), poll, direct=direct)
-            connection.send(("written", written.encode()))
-        except _CancelledError:
+        if num_bytes != (0 if memory is None else len(memory)):
+            _, (descriptor,), _, _ = socket.recv_fds(descriptors, 1, 1)
+            memory = mmap.mmap(descriptor, num_bytes)
+            os.close(descriptor)
+        values = [item if isinstance(item, bytes) else _tensor_of(item, memory) for item in items]
+        write = partial(write_shards, Path(folder), values, [name] * len(values), direct=direct)
+        written = call_on_thread(partial(write, _Beats(connection, parent)), "trackbed writer")
+        error = written.exception()
+        if error is None:
+            connection.send(("written", written.result().encode()))
+        elif isinstance(error, _CancelledError):
             connection.send(("cancelled", ""))
-        except Exception as error:  # noqa: BLE001  raised where the answer is read
+        else:
             connection.send(("failed", f"{type(error).__name__}: {error}"))
 
 
