@@ -38,10 +38,10 @@ class Gate:
         self.opened = threading.Event()
         write = snapshot_module.write_shards
 
-        def held(folder, values, names, poll, *, direct):
+        def held(folder, values, names, poll, **options):
             while not self.opened.wait(0.01):
                 poll()
-            return write(folder, values, names, poll, direct=direct)
+            return write(folder, values, names, poll, **options)
 
         monkeypatch.setattr(snapshot_module, "write_shards", held)
 
@@ -135,11 +135,11 @@ def test_a_failure_is_told_on_all_ranks_and_the_next_save_is_whole(on_failure, w
     write = snapshot_module.write_shards
     failures = [who]
 
-    def failing(folder, values, names, poll, *, direct):
+    def failing(folder, values, names, poll, **options):
         if names[0].startswith(f"__{who}_") and failures:
             failures.pop()
             raise OSError("the disk is gone")
-        return write(folder, values, names, poll, direct=direct)
+        return write(folder, values, names, poll, **options)
 
     monkeypatch.setattr(snapshot_module, "write_shards", failing)
 

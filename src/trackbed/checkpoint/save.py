@@ -447,6 +447,7 @@ def write_shards(
     poll: Callable[[], None] = lambda: None,
     *,
     direct: bool,
+    in_place: bool = False,
 ) -> WrittenFiles:
     """Writes a rank's part of the shards to files of its own.
 
@@ -456,6 +457,7 @@ def write_shards(
         names: name of the file of each value.
         poll: called again and again; may raise to end the work.
         direct: True to write past the page cache where the file system allows it.
+        in_place: see `FileWriter`.
 
     Raises:
         OSError: a file cannot be written.
@@ -464,7 +466,8 @@ def write_shards(
     files = {}
     for name in dict.fromkeys(names):
         numbers = [number for number, other in enumerate(names) if other == name]
-        written = write_items(folder / name, (values[number] for number in numbers), direct=direct, poll=poll)
+        own = (values[number] for number in numbers)
+        written = write_items(folder / name, own, direct=direct, in_place=in_place, poll=poll)
         files[name] = FileChecksum(written.num_bytes, written.crc)
         for number, item in zip(numbers, written.items, strict=True):
             items[number] = (name, item)

@@ -2,6 +2,7 @@
 
 import errno
 import io
+import mmap
 import os
 import tempfile
 import zipfile
@@ -84,6 +85,41 @@ def test_a_file_has_its_bytes_and_checksums(tmp_path, count, direct):
     assert (file.position, file.crc) == (len(content), zlib.crc32(content))
     assert whole == zlib.crc32(payload.tobytes())
     assert sums == [zlib.crc32(payload[start : start + MIB].tobytes()) for start in range(0, count, MIB)]
+
+
+def page_aligned(array, offset):
+    """A copy of an array that begins some bytes behind the beginning of a page."""
+    memory = np.frombuffer(mmap.mmap(-1, max(1, len(array)) + 8192), dtype=np.uint8)
+    copy = memory[offset : offset + len(array)]
+    copy[:] = array
+    return copy
+
+
+@pytest.mark.parametrize("direct", [True, False])
+@pytest.mark.parametrize("seed", range(6))
+def test_payloads_are_written_from_where_they_lie(tmp_path, seed, direct):
+    rng = np.random.default_rng(seed)
+    sizes = rng.choice([0, 3, 4096, MIB - 1, MIB, MIB + 1, 3 * MIB + 77, 9 * MIB, 17 * MIB + 4095], 8).tolist()
+    parts, expected, checks = [], b"", []
+    path = tmp_path / "file"
+    with FileWriter(path, direct=direct, in_place=True) as file:
+        for size in sizes:
+            payload = page_aligned(rng.integers(0, 256, size, dtype=np.uint8), int(rng.choice([0, 0, 64, 4096])))
+            parts.append(payload)
+            file.write(b"head")
+            if rng.integers(2):
+                file.align()
+            expected += b"head"
+            expected += bytes(file.position - len(expected))
+            checks.append((payload, *file.write_payload([payload])))
+            expected += payload.tobytes()
+        file.write(b"tail")
+        file.finish()
+    assert path.read_bytes() == expected + b"tail"
+    assert file.crc == zlib.crc32(expected + b"tail")
+    for payload, whole, sums in checks:
+        assert whole == zlib.crc32(payload.tobytes())
+        assert sums == [zlib.crc32(payload[start : start + MIB].tobytes()) for start in range(0, len(payload), MIB)]
 
 
 def num_open_files():

@@ -15,6 +15,8 @@ from trackbed.errors import CheckpointError
 
 _ALIGNMENT: Final = 64
 """Copies begin at multiples of so many bytes, as torch's own memory does."""
+_LARGE_BYTES: Final = 1 << 20
+"""Copies from this size on begin at pages, so that they can be written to the disk from where they lie."""
 _ROUNDING: Final = 2 << 20
 _POPULATE_WRITE: Final = 23
 """`MADV_POPULATE_WRITE` of Linux 5.14: takes the pages of a range, without an access to each."""
@@ -102,12 +104,13 @@ class Slab:
 def places_of(sizes: Iterable[int]) -> tuple[list[int], int]:
     """Places of copies of some sizes, one after the other, and the end of the last one. Pure.
 
-    >>> places_of([3, 100, 0, 1])
-    ([0, 64, 192, 192], 193)
+    >>> places_of([3, 100, 0, 1, 1 << 20])
+    ([0, 64, 192, 192, 4096], 1052672)
     """
     starts, end = [], 0
     for size in sizes:
-        start = -(-end // _ALIGNMENT) * _ALIGNMENT
+        alignment = _ALIGNMENT if size < _LARGE_BYTES else mmap.PAGESIZE
+        start = -(-end // alignment) * alignment
         starts.append(start)
         end = start + size
     return starts, end

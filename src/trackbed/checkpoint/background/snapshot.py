@@ -126,7 +126,7 @@ def write_in_thread(*, direct: bool) -> WriteFile:
     def write(
         folder: Path, values: Sequence[torch.Tensor | bytes], name: str, poll: Callable[[], None]
     ) -> WrittenFiles:
-        return write_shards(folder, values, [name] * len(values), poll, direct=direct)
+        return write_shards(folder, values, [name] * len(values), poll, direct=direct, in_place=True)
 
     return write
 

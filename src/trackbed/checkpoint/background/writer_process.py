@@ -199,7 +199,7 @@ def _serve(connection: Connection, descriptors: socket.socket, parent: int) -> N
             memory = mmap.mmap(descriptor, num_bytes)
             os.close(descriptor)
         values = [item if isinstance(item, bytes) else _tensor_of(item, memory) for item in items]
-        write = partial(write_shards, Path(folder), values, [name] * len(values), direct=direct)
+        write = partial(write_shards, Path(folder), values, [name] * len(values), direct=direct, in_place=True)
         written = call_on_thread(partial(write, _Beats(connection, parent)), "trackbed writer")
         error = written.exception()
         if error is None:

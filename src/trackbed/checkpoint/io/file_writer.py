@@ -48,27 +48,34 @@ class FileWriter:
     Args:
         path: path of the file, which must not exist.
         direct: True to write past the page cache, where the file system allows it.
+        in_place: True to write large payloads from the memory in which they lie, where it is aligned. Nothing may
+            change it before `finish` returns.
         poll: called after each block; may raise to end the work.
 
     Raises:
         OSError: the file cannot be created.
     """
 
-    def __init__(self, path: Path, *, direct: bool = True, poll: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, path: Path, *, direct: bool = True, in_place: bool = False, poll: Callable[[], None] = lambda: None
+    ) -> None:
         self.position = 0
         """Number of bytes so far."""
         self.crc = 0
         """CRC-32 of these bytes."""
         self._path = path
+        self._in_place = in_place
         self._poll = poll
         self._descriptor, self._is_direct = _create(path, direct=direct)
         self._writeback = None if self._is_direct else Writeback(self._descriptor)
         self._threads = ThreadPoolExecutor(_NUM_THREADS if self._is_direct else 1, "trackbed-write")
-        self._pending: deque[tuple[Future[None], mmap.mmap]] = deque()
+        self._pending: deque[tuple[Future[None], mmap.mmap | None]] = deque()
+        """Writes in order, each with the block that is free afterwards."""
         self._free: list[mmap.mmap] = []
         self._num_blocks = 0
         self._block: Bytes | None = None
         self._memory: mmap.mmap | None = None
+        self._block_start = 0
         self._filled = 0
 
     def __enter__(self) -> Self:
@@ -105,6 +112,12 @@ class FileWriter:
         crc, num_bytes = 0, 0  # of the MiB that is not full yet
         for block in blocks:
             done = 0
+            if num_bytes == 0 and self._is_in_place(block):
+                of_pieces = self._write_in_place(block)
+                for one in of_pieces:
+                    whole = crc32_combine(whole, one, SUM_BYTES)
+                sums += of_pieces
+                done = SUM_BYTES * len(of_pieces)
             while done < len(block):
                 piece = block[done : done + SUM_BYTES - num_bytes]
                 crc = self._append(piece, crc)
@@ -133,7 +146,7 @@ class FileWriter:
                 self._filled = -(-self._filled // ALIGNMENT) * ALIGNMENT
             self._submit()
         while self._pending:
-            self._pending.popleft()[0].result()
+            self._await_first()
         if self._is_direct:
             os.ftruncate(self._descriptor, self.position)
         self._call(os.fdatasync, self._descriptor)
@@ -155,30 +168,55 @@ class FileWriter:
                 self._submit()
         return crc or 0
 
+    def _is_in_place(self, block: Bytes) -> bool:
+        """True for bytes that are written from where they lie."""
+        is_aligned = block.ctypes.data % ALIGNMENT == 0 and self.position % ALIGNMENT == 0
+        return self._in_place and len(block) >= SUM_BYTES and (is_aligned or not self._is_direct)
+
+    def _write_in_place(self, block: Bytes) -> list[int]:
+        """Has the whole MiB of some bytes written from where they lie. Returns the CRC-32 of each."""
+        if self._block is not None:
+            self._submit()
+        sums = []
+        end = len(block) // SUM_BYTES * SUM_BYTES
+        for start in range(0, end, _BLOCK_BYTES):
+            chunk = block[start : min(start + _BLOCK_BYTES, end)]
+            while len(self._pending) >= _NUM_BLOCKS:
+                self._await_first()
+            write = self._threads.submit(self._write_block, chunk, len(chunk), self.position)
+            self._pending.append((write, None))
+            sums += [crc32(chunk[first : first + SUM_BYTES]) for first in range(0, len(chunk), SUM_BYTES)]
+            self.position += len(chunk)
+        return sums
+
+    def _await_first(self) -> None:
+        """Waits for the first write that is pending."""
+        future, memory = self._pending.popleft()
+        future.result()
+        if memory is not None:
+            self._free.append(memory)
+        self._poll()
+
     def _take(self) -> Bytes:
         """Makes a block current, the first that is free."""
-        if not self._free and self._num_blocks == _NUM_BLOCKS:
-            future, memory = self._pending.popleft()
-            future.result()
-            self._free.append(memory)
-            self._poll()
+        while not self._free and self._num_blocks == _NUM_BLOCKS:
+            self._await_first()
         if self._free:
             memory = self._free.pop()
         else:
             memory, self._num_blocks = mmap.mmap(-1, _BLOCK_BYTES), self._num_blocks + 1
-        self._memory, self._filled = memory, 0
+        self._memory, self._block_start, self._filled = memory, self.position, 0
         self._block = np.frombuffer(memory, dtype=np.uint8)
         return self._block
 
     def _submit(self) -> None:
         """Has the current block written."""
-        memory, size, end = self._memory, self._filled, self.position
+        memory, size, start = self._memory, self._filled, self._block_start
         self._block = self._memory = None
         if memory is not None:
-            start = (end - 1) // _BLOCK_BYTES * _BLOCK_BYTES
             self._pending.append((self._threads.submit(self._write_block, memory, size, start), memory))
 
-    def _write_block(self, memory: mmap.mmap, size: int, start: int) -> None:
+    def _write_block(self, memory: Any, size: int, start: int) -> None:
         with memoryview(memory) as view:
             done = 0
             while done < size:
@@ -241,7 +279,12 @@ class WrittenFile:
 
 
 def write_items(
-    path: Path, items: Iterable[torch.Tensor | bytes], *, direct: bool = True, poll: Callable[[], None] = lambda: None
+    path: Path,
+    items: Iterable[torch.Tensor | bytes],
+    *,
+    direct: bool = True,
+    in_place: bool = False,
+    poll: Callable[[], None] = lambda: None,
 ) -> WrittenFile:
     """Writes items to a new file, and returns once it is on the disk.
 
@@ -249,9 +292,10 @@ def write_items(
         path: path of the file.
         items: tensors, of the shapes that are to be stored, and bytes of objects.
         direct: True to write past the page cache where the file system allows it.
+        in_place: see `FileWriter`.
         poll: called now and then; may raise to end the work.
     """
-    with FileWriter(path, direct=direct, poll=poll) as file:
+    with FileWriter(path, direct=direct, in_place=in_place, poll=poll) as file:
         written = [
             _write_tensor(file, item, poll) if isinstance(item, torch.Tensor) else _write_object(file, item)
             for item in items
