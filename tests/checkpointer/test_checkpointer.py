@@ -75,6 +75,18 @@ def test_steps_are_saved_kept_and_found(size, tmp_path):
     assert {one.name for one in (tmp_path / "run").iterdir()} == {LOCK_NAME, *names}
 
 
+def test_a_close_with_a_timeout_leaves_what_is_in_flight(tmp_path, gate):
+    checkpointer = Checkpointer(tmp_path, group=SOLO)
+    checkpointer.save(1, state_of(SOLO, 1))
+    for close in (checkpointer.wait, checkpointer.close):
+        with pytest.raises(CheckpointError, match=r"save of step 1: must have ended within 0.1 s, but is in flight"):
+            close(0.1)
+    gate.opened.set()
+    checkpointer.close(10)
+    checkpointer.close()
+    assert value_of(checkpointer.path(1)) == 1
+
+
 def test_a_load_fills_plain_tensors_where_they_lie(tmp_path):
     state = {**state_of(SOLO, 1), "mean": torch.ones(3), "list": [torch.ones(2), torch.ones(4), 5], "more": 6}
     with Checkpointer(tmp_path, group=SOLO) as checkpointer:

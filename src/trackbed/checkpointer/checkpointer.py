@@ -3,6 +3,7 @@
 import atexit
 import contextlib
 import logging
+import math
 import signal
 import threading
 import time
@@ -296,42 +297,59 @@ class Checkpointer:
         """Signal for which `poll` was last true; None if it never was."""
         return None if self._signals is None else self._signals.received
 
-    def wait(self) -> None:
+    def wait(self, timeout_seconds: float | None = None) -> None:
         """Waits for the end of the save in flight, if there is one. Not collective.
 
+        Args:
+            timeout_seconds: longest time to wait; None for as long as it takes.
+
         Raises:
-            CheckpointError: it has failed, on any rank.
+            CheckpointError: it has failed, on any rank, or is still in flight.
         """
+        deadline = math.inf if timeout_seconds is None else time.monotonic() + timeout_seconds
         while self._is_busy():
+            if time.monotonic() > deadline:
+                raise CheckpointError(
+                    f"the save of step {self.history[-1].step}: must have ended within {timeout_seconds:g} s, but is "
+                    "in flight: wait again"
+                )
             _sleep(self._pending)
         self._conclude()
 
-    def close(self) -> None:
+    def close(self, timeout_seconds: float | None = None) -> None:
         """Waits for the end of the save in flight, and gives the memory back. No save may follow.
 
+        Args:
+            timeout_seconds: longest time to wait; None for as long as it takes.
+
         Raises:
-            CheckpointError: it has failed, on any rank.
+            CheckpointError: it has failed, on any rank. Or it is still in flight: then nothing is closed.
         """
-        _open.discard(self)
         if self._is_closed:
             return
         try:
-            self.wait()
+            self.wait(timeout_seconds)
         finally:
-            self._is_closed = True
-            # The thread must have let go of the last copies: torch's memory cannot be freed while the program ends.
-            ended = self._thread.submit(lambda: None)
-            while not ended.done() and self._signs.problem() is None:
-                _sleep(ended)
-            self._thread.end()
-            self._slab.release()
-            if self._process is not None:
-                self._process.end()
-            if self._signals is not None:
-                self._signals.close()
-                _closed_signals.add(self._signals)
-            if self._lock is not None:
-                self._lock.release()
+            if not self._is_busy():
+                self._end()
+
+    def _end(self) -> None:
+        """Gives back what the checkpointer has."""
+        _open.discard(self)
+        self._is_closed = True
+        # The thread must have let go of the last copies: torch's memory cannot be freed while the program ends.
+        ended = self._thread.submit(lambda: None)
+        while not ended.done() and self._signs.problem() is None:
+            _sleep(ended)
+        self._thread.end()
+        self._slab.release()
+        if self._process is not None:
+            self._process.end()
+        if self._signals is not None:
+            self._signals.close()
+            _closed_signals.add(self._signals)
+        if self._lock is not None:
+            self._lock.release()
 
     def load(self, state: dict[str, Any], step: int | None = None) -> dict[str, Any] | None:
         """Collective over the ranks: loads a checkpoint; see `trackbed.load`.
