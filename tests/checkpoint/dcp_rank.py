@@ -106,6 +106,15 @@ def check_overwritten():
             futures.clear()
             gc.collect()
     assert len(dcp_module._slabs._slabs) <= 2
+    # DTensors alone: nothing but views refers to the copies.
+    rows.to_local().fill_(7)
+    writers = [StorageWriter(FOLDER / "overwritten" / f"rows{number}") for number in range(2)]
+    first = dcp_module._slabs.copies_of([torch.zeros(3)])  # another slab is in use, too
+    copies = writers[0].stage({"rows": rows})
+    rows.to_local().fill_(8)
+    others = writers[1].stage({"rows": rows})
+    assert [float(one["rows"].to_local().min()) for one in (copies, others)] == [7, 8]
+    del first, copies, others
     for step in range(1, 5):
         target = {**state, "values": {"step": 0}}
         dcp.load(target, storage_reader=StorageReader(FOLDER / "overwritten" / str(step)))

@@ -235,6 +235,22 @@ def test_after_an_older_step_was_loaded_later_ones_are_set_aside_by_the_first_co
     assert "step 10 was loaded, so later checkpoints have other names now" in caplog.text
 
 
+def test_a_load_while_a_save_is_in_flight_counts_for_the_next_save(tmp_path, gate):
+    with Checkpointer(tmp_path, group=SOLO) as checkpointer:
+        gate.opened.set()
+        checkpointer.save(10, state_of(SOLO, 10))
+        checkpointer.wait()
+        gate.opened.clear()
+        checkpointer.save(30, state_of(SOLO, 30))
+        checkpointer.load(state_of(SOLO, 0), step=10)
+        gate.opened.set()
+        checkpointer.wait()
+        assert checkpointer.steps() == [10, 30]
+        checkpointer.save(20, state_of(SOLO, 20))
+        checkpointer.wait()
+        assert checkpointer.steps() == [10, 20]
+
+
 def test_a_save_that_fails_sets_nothing_aside(tmp_path, monkeypatch):
     def run(checkpointer):
         for step in (10, 20):

@@ -150,7 +150,7 @@ class Checkpointer:
         self._is_closed = False
         self._signals: SignalAgreement | None = None
         self._loading: set[int | None] = set()
-        self._loaded: int | None = None
+        self._loaded: list[int] | None = None
         """Step that was loaded, until the first save after it is whole."""
         self.history: list[SaveRecord] = []
         """Saves of this process, in order."""
@@ -249,7 +249,8 @@ class Checkpointer:
         record.num_bytes = snapshot.num_bytes
         record.blocked_seconds = time.perf_counter() - start
         self.history.append(record)
-        self._pending = self._thread.submit(lambda: self._write(snapshot, record, start, phases))
+        loaded = self._loaded  # a load while this save is in flight counts for the next one
+        self._pending = self._thread.submit(lambda: self._write(snapshot, record, start, phases, loaded))
         return True
 
     def poll(self, step: int | None = None) -> bool:
@@ -394,20 +395,21 @@ class Checkpointer:
     @contextlib.contextmanager
     def _loading_step(self, step: int | None) -> Iterator[int | None]:
         """Collective over the ranks: yields the step to load, whose folder is not removed meanwhile."""
-        with meet("load", self._calls) as meeting:
-            found = [step, self.latest() if step is None else step]
-            if meeting.rank == 0:
-                self._loading.add(found[1])  # before another rank hears of it
-            found = meeting.group.broadcast(found)
-            if found[0] != step:
-                raise CheckpointError(
-                    f"step: must be the same on all ranks, but is {step} here and {found[0]} on rank 0"
-                )
+        found = [step, None]
         try:
+            with meet("load", self._calls) as meeting:
+                if meeting.rank == 0:
+                    found[1] = self.latest() if step is None else step
+                    self._loading.add(found[1])  # before another rank hears of it
+                found[:] = meeting.group.broadcast(found)
+                if found[0] != step:
+                    raise CheckpointError(
+                        f"step: must be the same on all ranks, but is {step} here and {found[0]} on rank 0"
+                    )
             yield found[1]
         finally:
             self._loading.discard(found[1])
-        self._loaded = found[1]
+        self._loaded = None if found[1] is None else [found[1]]
 
     def _may_begin(self, step: int, meeting: Meeting) -> bool:
         """Collective over the ranks: agrees on whether a save begins, after the end of the one before."""
@@ -475,7 +477,9 @@ class Checkpointer:
     def _record_failure(self, error: BaseException) -> None:
         self.history[-1].error = str(error)
 
-    def _write(self, snapshot: Snapshot, record: SaveRecord, start: float, phases: Phases) -> None:
+    def _write(
+        self, snapshot: Snapshot, record: SaveRecord, start: float, phases: Phases, loaded: list[int] | None
+    ) -> None:
         """Writes a snapshot, on the thread, and removes the checkpoints that are not to be kept."""
         signs = self._signs
 
@@ -487,7 +491,7 @@ class Checkpointer:
 
         def commit(partial: Path, final: Path) -> None:
             with signs.working(f"commit {final}"):
-                self._commit(partial, final, record.step)
+                self._commit(partial, final, record.step, loaded)
 
         try:
             write_snapshot(snapshot, self.path(record.step), self._writers, phases, write=write, commit=commit)
@@ -499,20 +503,22 @@ class Checkpointer:
         if self._writers.rank == 0:
             self._remove_old(record.step)
 
-    def _commit(self, partial: Path, final: Path, step: int) -> None:
+    def _commit(self, partial: Path, final: Path, step: int, loaded: list[int] | None) -> None:
         """Makes a folder the checkpoint of a step, on rank 0.
 
         After an older step was loaded, later ones are set aside first, so that `latest` is on the new branch.
         """
-        loaded = self._loaded
-        later = [] if loaded is None else [one for one in self.steps() if one > loaded and one != step]
+        later = [] if loaded is None else [one for one in self.steps() if one > loaded[0] and one != step]
         # An error may come after the rename, where the partial folder is gone: then it stands.
         with set_aside([self.path(one) for one in later], is_undone=partial.exists) as aside:
             commit_checkpoint(partial, final)
-        self._loaded = None
-        if aside:
+        if self._loaded is loaded:
+            self._loaded = None
+        if aside and loaded is not None:
             logger.warning(
-                "step %d was loaded, so later checkpoints have other names now: %s", loaded, ", ".join(map(str, aside))
+                "step %d was loaded, so later checkpoints have other names now: %s",
+                loaded[0],
+                ", ".join(map(str, aside)),
             )
 
     def _remove_old(self, newest: int) -> None:

@@ -3,21 +3,25 @@
 Fresh pages cost the system more than the copy itself, so they are taken ahead, all at once, and kept.
 """
 
+import itertools
 import mmap
 import os
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from math import prod
-from typing import Final
+from typing import Any, Final
 
+import numpy as np
 import torch
 
 from trackbed.errors import CheckpointError
 
 _ALIGNMENT: Final = 64
-"""Copies begin at multiples of so many bytes, as torch's own memory does."""
+"""Copies begin at multiples of this number of bytes, as torch's own memory does."""
 _LARGE_BYTES: Final = 1 << 20
 """Copies from this size on begin at pages, so that they can be written to the disk from where they lie."""
 _ROUNDING: Final = 2 << 20
+_serials: Final = itertools.count(1)
 _POPULATE_WRITE: Final = 23
 """`MADV_POPULATE_WRITE` of Linux 5.14: takes the pages of a range, without an access to each."""
 
@@ -29,6 +33,14 @@ class Slab:
         self._memory: mmap.mmap | None = None
         self._num_bytes = 0
         self._descriptor = -1
+        self._lease: weakref.ref[Any] | None = None
+        self.serial = 0
+        """Number of the memory, which no other memory of this process has."""
+
+    @property
+    def is_in_use(self) -> bool:
+        """True while a tensor, or a view of one, uses the memory of the last copies."""
+        return self._lease is not None and self._lease() is not None
 
     @property
     def num_bytes(self) -> int:
@@ -41,7 +53,7 @@ class Slab:
         return self._descriptor
 
     def reserve(self, num_bytes: int) -> None:
-        """Takes memory, if it has less than so many bytes. What it held is lost then.
+        """Takes memory, if there is less than that. What it held is lost then.
 
         Raises:
             CheckpointError: there is not so much.
@@ -56,7 +68,7 @@ class Slab:
             raise CheckpointError(
                 f"snapshot: must have {size:,} bytes of memory for the copies of this rank, but: {error}"
             ) from error
-        self._num_bytes = size
+        self._num_bytes, self.serial = size, next(_serials)
 
     def release(self) -> None:
         """Gives the memory back, as soon as no copy in it is used any more."""
@@ -88,14 +100,17 @@ class Slab:
         starts, num_bytes = places_of(value.nbytes if isinstance(value, torch.Tensor) else 0 for value in values)
         self.reserve(num_bytes)
         copies: list[torch.Tensor | bytes] = []
+        # The storage of each copy keeps this array, however many tensors share it.
+        lease = None if self._memory is None else np.frombuffer(self._memory, dtype=np.uint8)
+        self._lease = None if lease is None else weakref.ref(lease)
         with torch.no_grad():
             for value, start in zip(values, starts, strict=True):
                 if not isinstance(value, torch.Tensor):
                     copies.append(value)
-                elif self._memory is None:  # no tensor has an element
+                elif lease is None:  # no tensor has an element
                     copies.append(torch.empty_like(value, device="cpu"))
                 else:
-                    copy = view_of_memory(self._memory, start, value.dtype, value.shape)
+                    copy = view_of_memory(lease, start, value.dtype, value.shape)
                     copies.append(copy.copy_(value.detach()))
                     poll()
         return copies
@@ -116,11 +131,11 @@ def places_of(sizes: Iterable[int]) -> tuple[list[int], int]:
     return starts, end
 
 
-def view_of_memory(memory: mmap.mmap, start: int, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
+def view_of_memory(memory: Any, start: int, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
     """Tensor in some memory.
 
     Args:
-        memory: the memory, which lives at least as long as the tensor.
+        memory: object with the buffer protocol, which the tensor keeps.
         start: its first byte.
         dtype: type of the elements.
         shape: shape.

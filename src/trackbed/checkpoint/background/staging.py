@@ -1,6 +1,5 @@
 """Copies of whole states for `torch.distributed.checkpoint.async_save`, in slabs that later saves use again."""
 
-import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from threading import Lock
@@ -20,7 +19,7 @@ class SlabPool:
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._slabs: list[tuple[Slab, list[weakref.ref[torch.Tensor]]]] = []
+        self._slabs: list[Slab] = []
 
     def copies_of(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         """Copies tensors into a slab that is free.
@@ -29,14 +28,11 @@ class SlabPool:
             CheckpointError: there is not enough memory.
         """
         with self._lock:
-            number = next(
-                (number for number, (_, copies) in enumerate(self._slabs) if all(copy() is None for copy in copies)),
-                None,
-            )
-            slab = Slab() if number is None else self._slabs.pop(number)[0]
-            found = [copy for copy in slab.copies_of(tensors) if isinstance(copy, torch.Tensor)]
-            self._slabs.append((slab, [weakref.ref(copy) for copy in found]))
-        return found
+            slab = next((one for one in self._slabs if not one.is_in_use), None)
+            if slab is None:
+                slab = Slab()
+                self._slabs.append(slab)
+            return [copy for copy in slab.copies_of(tensors) if isinstance(copy, torch.Tensor)]
 
 
 def staged(state: dict[str, Any], pool: SlabPool) -> dict[str, Any]:

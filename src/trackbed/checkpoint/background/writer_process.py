@@ -43,8 +43,8 @@ class _Running:
     process: "subprocess.Popen[bytes]"
     connection: Connection
     descriptors: socket.socket
-    slab_bytes: int = 0
-    """Size of the memory that it has mapped. A slab of another size is another memory."""
+    serial: int = 0
+    """Number of the memory that it has mapped."""
 
 
 class WriterProcess:
@@ -108,11 +108,11 @@ class WriterProcess:
         if running is None:
             raise CheckpointError("the writer process must run, but does not")
         try:
-            if slab.num_bytes != running.slab_bytes:
+            if slab.serial != running.serial:
                 socket.send_fds(running.descriptors, [b"\0"], [slab.descriptor])
-                running.slab_bytes = slab.num_bytes
+                running.serial = slab.serial
             items = [_item_of(value, slab) for value in values]
-            running.connection.send((str(folder), name, direct, slab.num_bytes, items))
+            running.connection.send((str(folder), name, direct, slab.serial, slab.num_bytes, items))
             return WrittenFiles.decode(self._answer(running, poll))
         except (OSError, EOFError) as error:
             raise CheckpointError(self._how_it_ended(running, error)) from error
@@ -185,6 +185,7 @@ def _serve(connection: Connection, descriptors: socket.socket, parent: int) -> N
     """Writes what is asked for, until the program ends."""
     lower_priority()
     memory: mmap.mmap | None = None
+    mapped = 0
     while True:
         while not connection.poll(1.0):
             if os.getppid() != parent:
@@ -193,11 +194,12 @@ def _serve(connection: Connection, descriptors: socket.socket, parent: int) -> N
         if request is None:  # of a save that has ended meanwhile
             connection.send(("cancelled", ""))
             continue
-        folder, name, direct, num_bytes, items = request
-        if num_bytes != (0 if memory is None else len(memory)):
+        folder, name, direct, serial, num_bytes, items = request
+        if serial != mapped:
             _, (descriptor,), _, _ = socket.recv_fds(descriptors, 1, 1)
             memory = mmap.mmap(descriptor, num_bytes)
             os.close(descriptor)
+            mapped = serial
         values = [item if isinstance(item, bytes) else _tensor_of(item, memory) for item in items]
         write = partial(write_shards, Path(folder), values, [name] * len(values), direct=direct, in_place=True)
         written = call_on_thread(partial(write, _Beats(connection, parent)), "trackbed writer")
