@@ -19,11 +19,8 @@ import multiprocessing
 import os
 import random
 import shutil
-import socket
 import statistics
-import subprocess
 import sys
-import tempfile
 import threading
 import time
 import warnings
@@ -36,7 +33,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
-from benchmarks.harness import machine
+from benchmarks.harness import machine, run_on_ranks
 from trackbed.checkpoint import ShardedTensor, load, save
 
 WIDTH, LAYERS, VOCABULARY = 1280, 24, 22000
@@ -403,25 +400,7 @@ def main() -> int:
     if "RANK" in os.environ:
         run_rank(options)
     print(f"{machine()}, torch {torch.__version__}, ranks of one thread")
-    status = 0
-    for size in options.ranks:
-        with tempfile.TemporaryDirectory(dir=options.folder) as folder, socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            common = {
-                "WORLD_SIZE": str(size),
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(free.getsockname()[1]),
-                "OMP_NUM_THREADS": "1",
-                "TORCH_CPP_LOG_LEVEL": "ERROR",
-                "TRACKBED_BENCH_FOLDER": folder,
-            }
-            free.close()
-            command = [sys.executable, "-W", "ignore", "-m", "benchmarks.checkpoints", *sys.argv[1:]]
-            processes = [
-                subprocess.Popen(command, env={**os.environ, **common, "RANK": str(rank)}) for rank in range(size)
-            ]
-            status = max([status, *(process.wait() for process in processes)])
-    return status
+    return max(run_on_ranks("benchmarks.checkpoints", size, options.folder) for size in options.ranks)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,11 @@
 import os
 import platform
 import shutil
+import socket
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -116,3 +120,32 @@ def machine() -> str:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     cores = len(os.sched_getaffinity(0))
     return f"{models[0] if models else platform.machine()}, {cores} cores, {memory:.0f} GiB, {platform.system()}"
+
+
+def run_on_ranks(module: str, size: int, folder: str | None) -> int:
+    """Runs a benchmark again on several ranks, with the arguments of this process.
+
+    Each finds a folder, which is removed afterwards, under `TRACKBED_BENCH_FOLDER` in its environment.
+
+    Args:
+        module: name of the benchmark.
+        size: number of ranks.
+        folder: where the folder is made; None for the system's place.
+
+    Returns:
+        The highest exit status.
+    """
+    with tempfile.TemporaryDirectory(dir=folder) as place, socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        common = {
+            "WORLD_SIZE": str(size),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(free.getsockname()[1]),
+            "OMP_NUM_THREADS": "1",
+            "TORCH_CPP_LOG_LEVEL": "ERROR",
+            "TRACKBED_BENCH_FOLDER": place,
+        }
+        free.close()
+        command = [sys.executable, "-W", "ignore", "-m", module, *sys.argv[1:]]
+        ranks = [subprocess.Popen(command, env={**os.environ, **common, "RANK": str(rank)}) for rank in range(size)]
+        return max(rank.wait() for rank in ranks)

@@ -11,11 +11,8 @@ products of matrices on one thread. All contenders run in the same processes, in
 import argparse
 import os
 import shutil
-import socket
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 import warnings
 from collections.abc import Callable
@@ -28,7 +25,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
 from benchmarks.checkpoints import State
-from benchmarks.harness import machine
+from benchmarks.harness import machine, run_on_ranks
 from trackbed import Checkpointer, save
 
 ROUNDS = 5
@@ -234,25 +231,7 @@ def main() -> int:
         sys.stdout.flush()
         os._exit(0)  # peers leave threads and processes that would end the process with an error
     print(f"{machine()}, torch {torch.__version__}, ranks of one thread")
-    status = 0
-    for size in options.ranks:
-        with tempfile.TemporaryDirectory(dir=options.folder) as folder, socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            common = {
-                "WORLD_SIZE": str(size),
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(free.getsockname()[1]),
-                "OMP_NUM_THREADS": "1",
-                "TORCH_CPP_LOG_LEVEL": "ERROR",
-                "TRACKBED_BENCH_FOLDER": folder,
-            }
-            free.close()
-            command = [sys.executable, "-W", "ignore", "-m", "benchmarks.stalls", *sys.argv[1:]]
-            processes = [
-                subprocess.Popen(command, env={**os.environ, **common, "RANK": str(rank)}) for rank in range(size)
-            ]
-            status = max([status, *(process.wait() for process in processes)])
-    return status
+    return max(run_on_ranks("benchmarks.stalls", size, options.folder) for size in options.ranks)
 
 
 if __name__ == "__main__":
