@@ -1,12 +1,14 @@
-"""Gloo ranks that overwrite a state in place as soon as `save` returns: `overwritten_rank.py FOLDER COUNT [shares]`.
+"""Gloo ranks that overwrite a state in place as soon as `save` returns: `overwritten_rank.py FOLDER COUNT [WORDS ...]`.
 
-With "shares", the snapshot is the program's own memory, and the check must see that. Writes the seeds whose checkpoint
-is not what it was when `save` was called.
+With "shares", the snapshot is the program's own memory, and the check must see that. With "deferred", parameters and
+states of the optimizer are copied later, slowly, and changed by a step right behind the save; with "some", most of the
+state does not fit into `max_bytes`. Writes the seeds whose checkpoint is not what it was when `save` was called.
 """
 
 import json
 import os
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -17,7 +19,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
 from trackbed import Checkpointer, ShardedTensor, load, load_sharded_state, sharded_state
+from trackbed.checkpoint.background.copies import LaterCopies
 from trackbed.checkpoint.background.slab import Slab
+from trackbed.errors import CheckpointError
 
 
 class Net(nn.Module):
@@ -28,6 +32,9 @@ class Net(nn.Module):
         self.embedding, self.output = nn.Embedding(64, 48), nn.Linear(48, 64, bias=False)
         self.output.weight = self.embedding.weight
         self.register_buffer("mean", torch.zeros(300, 100))
+
+    def forward(self, tokens):
+        return self.output(self.embedding(tokens))
 
 
 class Schedule:
@@ -61,16 +68,25 @@ class Program:
         self.values = {"list": [0, 1]}
         self.schedule = Schedule()
 
+    def of_optimizer(self):
+        states = [one for state in self.optimizer.state.values() for one in state.values()]
+        return [one.to_local() if isinstance(one, DTensor) else one for one in (*self.model.parameters(), *states)]
+
+    def others(self):
+        return [*self.model.buffers(), self.memory, self.nested[0], self.nested[1]["deep"], self.schedule.table]
+
     def tensors(self):
-        of_optimizer = [one for state in self.optimizer.state.values() for one in state.values()]
-        found = [*self.model.parameters(), *self.model.buffers(), *of_optimizer]
-        found += [self.memory, self.nested[0], self.nested[1]["deep"], self.schedule.table]
-        return [one.to_local() if isinstance(one, DTensor) else one for one in found]
+        return [*self.of_optimizer(), *self.others()]
+
+    def make_step(self):
+        """A forward and backward pass, and a step."""
+        self.model(torch.arange(8)).sum().backward()
+        self.optimizer.step()
 
     @torch.no_grad()
-    def fill(self, seed):
+    def fill(self, seed, *, others_only=False):
         """The same values on all ranks, but for the memory of which each has a view."""
-        for number, tensor in enumerate(self.tensors()):
+        for number, tensor in enumerate(self.others() if others_only else self.tensors()):
             torch.manual_seed(1000 * seed + number)
             tensor.copy_(torch.rand(tensor.shape) * 100)
         self.values["list"][:] = [seed, seed + 1]
@@ -115,22 +131,44 @@ def read(path, program):
 
 
 def main():
-    folder, count, shares = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:] == ["shares"]
+    folder, count, words = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
     dist.init_process_group("gloo")
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     program, loaded = Program(mesh), Program(mesh)
-    if shares:
-        Slab.copies_of = lambda _, values, poll: list(values)
+    options = {"snapshot": "deferred"} if "deferred" in words else {}
+    if "some" in words:
+        options["max_bytes"] = 40_000
+    if "deferred" in words:
+        make = LaterCopies.make
+        LaterCopies.make = lambda copies, poll: time.sleep(0.1) or make(copies, poll)
+    if "shares" in words:
+        if "deferred" in words:
+            LaterCopies.wait = lambda _: None
+        else:
+            Slab.copies_of = lambda _, values, poll, later: list(values)
     torn = []
-    with Checkpointer(folder, keep_last=2) as checkpointer:
+    with Checkpointer(folder, keep_last=2, **options) as checkpointer:
+        program.make_step()
         program.fill(0)
         checkpointer.prepare(program.state())
         for seed in range(1, count + 1):
             program.fill(seed)
             expected = program.contents()
             checkpointer.save(seed, program.state())
-            program.fill(-seed)
-            checkpointer.wait()
+            if "deferred" in words:
+                program.fill(-seed, others_only=True)
+                program.make_step()
+                if any(map(torch.equal, program.of_optimizer(), expected[0])):
+                    raise RuntimeError("a step must change all parameters and states")
+            else:
+                program.fill(-seed)
+            try:
+                checkpointer.wait()
+            except CheckpointError as error:
+                if "was before it was copied" not in str(error):
+                    raise
+                torn.append(seed)
+                continue
             read(checkpointer.path(seed), loaded)
             found = loaded.contents()
             # Of the memory, the views alone are stored.

@@ -54,7 +54,7 @@ def test_what_a_process_writes_is_whole_and_it_ends_with_the_checkpointer(tmp_pa
                 state["rows"].data.fill_(-1)
                 checkpointer.wait()
                 assert value_of(checkpointer.path(step)) == step
-            return checkpointer._process.pid
+            return checkpointer._writer.process.pid
 
     pids = run_ranks(2, run)
     assert len(set(pids)) == 2
@@ -63,7 +63,7 @@ def test_what_a_process_writes_is_whole_and_it_ends_with_the_checkpointer(tmp_pa
 
 @pytest.mark.parametrize("how", ["killed", "failing"])
 def test_a_writer_that_fails_is_named_and_the_next_save_is_whole(how, checkpointer, tmp_path):
-    pid = checkpointer._process.pid
+    pid = checkpointer._writer.process.pid
     os.kill(pid, signal.SIGSTOP)
     checkpointer.save(2, state_of(SOLO, 2))
     wait_for(lambda: partials(tmp_path))
@@ -81,13 +81,13 @@ def test_a_writer_that_fails_is_named_and_the_next_save_is_whole(how, checkpoint
     checkpointer.save(3, state_of(SOLO, 3))
     checkpointer.wait()
     assert value_of(checkpointer.path(3)) == 3
-    assert (checkpointer._process.pid == pid) == (how == "failing")
+    assert (checkpointer._writer.process.pid == pid) == (how == "failing")
 
 
 @pytest.mark.slow
 def test_a_writer_that_is_stopped_is_given_up(checkpointer, tmp_path):
-    pid = checkpointer._process.pid
-    checkpointer._process._silent_seconds = 1.0
+    pid = checkpointer._writer.process.pid
+    checkpointer._writer.process._silent_seconds = 1.0
     os.kill(pid, signal.SIGSTOP)
     checkpointer.save(2, state_of(SOLO, 2))
     started = time.monotonic()
@@ -95,7 +95,7 @@ def test_a_writer_that_is_stopped_is_given_up(checkpointer, tmp_path):
         checkpointer.wait()
     assert time.monotonic() - started < 10
     assert not is_there(pid)
-    checkpointer._process._silent_seconds = 60.0
+    checkpointer._writer.process._silent_seconds = 60.0
     checkpointer.save(3, state_of(SOLO, 3))
     checkpointer.wait()
     assert value_of(checkpointer.path(3)) == 3
@@ -108,12 +108,12 @@ def test_a_failure_of_another_rank_ends_the_work_of_the_process(tmp_path, monkey
         with Checkpointer(tmp_path, writer="process", group=group) as checkpointer:
             checkpointer.save(1, state_of(group, 1))
             checkpointer.wait()
-            pid = checkpointer._process.pid
+            pid = checkpointer._writer.process.pid
             if group.rank:
                 os.kill(pid, signal.SIGSTOP)
             group.barrier()
             if group.rank == 0:
-                monkeypatch.setattr(checkpointer._process, "write", lambda *_, **__: 1 / 0)
+                monkeypatch.setattr(checkpointer._writer.process, "write", lambda *_, **__: 1 / 0)
             checkpointer.save(2, state_of(group, 2))
             if group.rank:
                 wait_for(lambda: checkpointer.history[-1].total_seconds is not None or not is_there(pid))
@@ -131,7 +131,7 @@ import os, signal, sys, torch, trackbed
 checkpointer = trackbed.Checkpointer(sys.argv[1], writer="process")
 rows = torch.full((3_000_000, 4), 1.0)
 checkpointer.save(1, {"rows": trackbed.ShardedTensor.from_rank_offsets("rows", rows), "step": 1.0})
-print(checkpointer._process.pid, flush=True)
+print(checkpointer._writer.process.pid, flush=True)
 if sys.argv[2] == "killed":
     os.kill(os.getpid(), signal.SIGKILL)
 """

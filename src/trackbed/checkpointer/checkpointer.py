@@ -7,29 +7,14 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal, Self
 from weakref import WeakSet
 
-import torch
-
-from trackbed.checkpoint.background.priority import lower_priority
-from trackbed.checkpoint.background.slab import Slab
-from trackbed.checkpoint.background.snapshot import (
-    Snapshot,
-    WriteFile,
-    reserve_for,
-    take_snapshot,
-    write_in_thread,
-    write_snapshot,
-)
-from trackbed.checkpoint.background.writer_process import WriterProcess
 from trackbed.checkpoint.damage import find_damage
 from trackbed.checkpoint.folder import commit_checkpoint, local_folder
-from trackbed.checkpoint.io.written_files import WrittenFiles
 from trackbed.checkpoint.load import load
 from trackbed.checkpoint.ranks import Meeting, Observer, Phases, Ranks, meet
 from trackbed.checkpointer.filled import filled
@@ -37,12 +22,11 @@ from trackbed.checkpointer.folders import FolderLock, remove_checkpoint, remove_
 from trackbed.checkpointer.groups import groups_of
 from trackbed.checkpointer.records import SaveRecord
 from trackbed.checkpointer.signals import SignalAgreement
-from trackbed.checkpointer.signs_of_life import SignsOfLife
 from trackbed.checkpointer.steps import DEFAULT_PATTERN, Keep, StepNames, steps_in, steps_to_remove
+from trackbed.checkpointer.writer import BackgroundWriter, WriterKind
 from trackbed.comm.rendezvous import Stopped, cause_of
 from trackbed.comm.store import StoreUnreachable
 from trackbed.comm.torch_group import check_initialized
-from trackbed.daemon_threads import DaemonThreads
 from trackbed.errors import ArgumentError, CheckpointError
 from trackbed.optim import load_sharded_state
 
@@ -50,8 +34,7 @@ logger = logging.getLogger(__name__)
 
 OnBusy = Literal["wait", "skip", "error"]
 OnFailure = Literal["raise", "warn"]
-WriterKind = Literal["thread", "process"]
-_POLL_SECONDS: Final = 0.02
+SnapshotKind = Literal["copied", "deferred"]
 _END_SECONDS: Final = 5.0
 _open: Final["WeakSet[Checkpointer]"] = WeakSet()
 _closed_signals: Final[set[SignalAgreement]] = set()
@@ -83,6 +66,11 @@ class Checkpointer:
             "warn" to log it.
         writer: "thread" to write on a thread of the program; "process" for a process beside each rank, which takes
             200 MB of memory and leaves Python's lock to the program. It ends with the program.
+        snapshot: "copied" if `save` returns once everything is copied; "deferred" if the thread may copy parameters and
+            states of optimizers later, before the next step of any optimizer. Optimizers count that have made a step
+            before. Anything else that changes these goes into `with checkpointer.lock()`.
+        max_bytes: most bytes of memory for the copies of this rank; None for as many as they take. `save` waits until
+            the rest is written, and `history` says how long.
         pattern: name of the folder of a step.
         group: the ranks, as a `comm.Group` or a process group of torch; by default those of `torch.distributed`, or
             this process alone.
@@ -105,6 +93,8 @@ class Checkpointer:
         on_busy: OnBusy = "wait",
         on_failure: OnFailure = "raise",
         writer: WriterKind = "thread",
+        snapshot: SnapshotKind = "copied",
+        max_bytes: int | None = None,
         pattern: str = DEFAULT_PATTERN,
         group: Ranks = None,
         direct: bool = True,
@@ -114,18 +104,21 @@ class Checkpointer:
             check_initialized("Checkpointer")
         # The ranks meet before they make groups, which a rank that has failed would never enter.
         with meet("Checkpointer", group) as meeting:
-            _check_options(keep_last, keep_every, on_busy, on_failure, writer)
+            for name, number in (("keep_last", keep_last), ("keep_every", keep_every), ("max_bytes", max_bytes)):
+                _check_number(name, number)
+            _check_word("on_busy", on_busy, ("wait", "skip", "error"))
+            _check_word("on_failure", on_failure, ("raise", "warn"))
+            _check_word("writer", writer, ("thread", "process"))
+            _check_word("snapshot", snapshot, ("copied", "deferred"))
             self._folder = local_folder(folder).absolute()
             self._names = StepNames(pattern)
-            options = [str(self._folder), keep_last, keep_every, on_busy, on_failure, writer, pattern]
+            options = [str(self._folder), keep_last, keep_every, on_busy, on_failure, writer, snapshot, pattern]
             meeting.group.agree("Checkpointer", options)
         self._keep_last, self._keep_every, self._keep = keep_last, keep_every, keep
         self._on_busy, self._on_failure = on_busy, on_failure
         self._observe = observe
-        self._calls, self._threads = groups_of(group)
-        self._writers, self._num_writers = self._threads.child("writers 0"), 1
-        self._is_broken = False
-        """True after a failure of the writers, whose group may be of no more use."""
+        self._calls, threads = groups_of(group)
+        self._threads, self._rank = threads, threads.rank
         self._lock: FolderLock | None = None
         try:
             with meet("Checkpointer", self._calls) as meeting:
@@ -137,16 +130,11 @@ class Checkpointer:
             if self._lock is not None:
                 self._lock.release()
             raise
-        self._slab = Slab()
-        self._process: WriterProcess | None = None
-        self._write_file = write_in_thread(direct=direct)
-        if writer == "process":
-            self._process = WriterProcess(self._writers.timeout_seconds)
-            self._write_file = _write_in_process(self._process, lambda: self._slab, direct=direct)
-            self._process.start()
-        self._signs = SignsOfLife(1.2 * self._writers.timeout_seconds)
-        self._thread = _new_thread()
-        self._pending: Future[None] | None = None
+        self._writer = BackgroundWriter(
+            threads, kind=writer, direct=direct, max_bytes=max_bytes, defers=snapshot == "deferred"
+        )
+        self._is_told = False
+        """True once the log says that `save` waits for what does not fit into `max_bytes`."""
         self._is_closed = False
         self._signals: SignalAgreement | None = None
         self._loading: set[int | None] = set()
@@ -216,7 +204,7 @@ class Checkpointer:
         with meet("prepare", self._calls) as meeting:
             self._check_open()
             self._wait_in(meeting)
-            reserve_for(state, self._slab, meeting)
+            self._writer.prepare(state, meeting)
 
     def save(self, step: int, state: dict[str, Any], *, content_metadata: dict[str, Any] | None = None) -> bool:
         """Collective over the ranks: begins to save a state, which the program may change once this returns.
@@ -245,13 +233,53 @@ class Checkpointer:
                 self._keep(step)  # what it raises is raised here, and not behind training
             if not self._may_begin(step, meeting):
                 return False
-            snapshot = take_snapshot(state, self._slab, meeting, phases, content=content)
+            snapshot = self._writer.take(state, meeting, phases, content)
         record.num_bytes = snapshot.num_bytes
         record.blocked_seconds = time.perf_counter() - start
         self.history.append(record)
         loaded = self._loaded  # a load while this save is in flight counts for the next one
-        self._pending = self._thread.submit(lambda: self._write(snapshot, record, start, phases, loaded))
+
+        def end(error: BaseException | None) -> None:
+            record.error = None if error is None else str(error)
+            record.total_seconds = time.perf_counter() - start
+            if error is None and self._rank == 0:
+                self._remove_old(step)
+
+        self._writer.begin(
+            snapshot,
+            self.path(step),
+            phases,
+            commit=lambda partial, final: self._commit(partial, final, step, loaded),
+            end=end,
+        )
+        if snapshot.live:
+            record.blocked_seconds = time.perf_counter() - start
+            record.num_live_bytes = snapshot.num_live_bytes
+            self._tell_of_live(record)
         return True
+
+    def _tell_of_live(self, record: SaveRecord) -> None:
+        """Says once that memory is too small for all copies."""
+        if not self._is_told:
+            self._is_told = True
+            logger.warning(
+                "the save of step %d has kept the program waiting for %.2f s: %s of %s bytes do not fit into "
+                "max_bytes, and were written before it returned",
+                record.step,
+                record.blocked_seconds,
+                f"{record.num_live_bytes:,}",
+                f"{record.num_bytes:,}",
+            )
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Runs the block while nothing of the program's memory is copied. Not collective.
+
+        With `snapshot="deferred"`, changes of parameters and of states of optimizers that no step of an optimizer
+        makes belong into it.
+        """
+        self._writer.wait_for_copies()
+        yield
 
     def poll(self, step: int | None = None) -> bool:
         """Looks whether the save in flight has ended, and whether a signal asks for one, without waiting.
@@ -308,13 +336,13 @@ class Checkpointer:
             CheckpointError: it has failed, on any rank, or is still in flight.
         """
         deadline = math.inf if timeout_seconds is None else time.monotonic() + timeout_seconds
-        while self._is_busy():
+        while self._writer.is_busy:
             if time.monotonic() > deadline:
                 raise CheckpointError(
                     f"the save of step {self.history[-1].step}: must have ended within {timeout_seconds:g} s, but is "
                     "in flight: wait again"
                 )
-            _sleep(self._pending)
+            self._writer.sleep()
         self._conclude()
 
     def close(self, timeout_seconds: float | None = None) -> None:
@@ -331,21 +359,14 @@ class Checkpointer:
         try:
             self.wait(timeout_seconds)
         finally:
-            if not self._is_busy():
+            if not self._writer.is_busy:
                 self._end()
 
     def _end(self) -> None:
         """Gives back what the checkpointer has."""
         _open.discard(self)
         self._is_closed = True
-        # The thread must have let go of the last copies: torch's memory cannot be freed while the program ends.
-        ended = self._thread.submit(lambda: None)
-        while not ended.done() and self._signs.problem() is None:
-            _sleep(ended)
-        self._thread.end()
-        self._slab.release()
-        if self._process is not None:
-            self._process.end()
+        self._writer.end()
         if self._signals is not None:
             self._signals.close()
             _closed_signals.add(self._signals)
@@ -396,6 +417,7 @@ class Checkpointer:
     def _loading_step(self, step: int | None) -> Iterator[int | None]:
         """Collective over the ranks: yields the step to load, whose folder is not removed meanwhile."""
         found = [step, None]
+        self._writer.wait_for_copies()
         try:
             with meet("load", self._calls) as meeting:
                 if meeting.rank == 0:
@@ -413,7 +435,7 @@ class Checkpointer:
 
     def _may_begin(self, step: int, meeting: Meeting) -> bool:
         """Collective over the ranks: agrees on whether a save begins, after the end of the one before."""
-        of_ranks = meeting.group.all_gather([step, self._is_busy()])
+        of_ranks = meeting.group.all_gather([step, self._writer.is_busy])
         for rank, (other, _) in enumerate(of_ranks):
             if other != step:
                 raise CheckpointError(
@@ -426,23 +448,13 @@ class Checkpointer:
                 )
             return False
         self._wait_in(meeting)
-        # After a failure on any rank their threads meet in a new group: the old one may be broken.
-        numbers = meeting.group.all_gather(self._num_writers + int(self._is_broken))
-        if max(numbers) > self._num_writers:
-            self._num_writers = max(numbers)
-            self._writers = self._threads.child(f"writers {self._num_writers}")
-        self._is_broken = False
         return True
-
-    def _is_busy(self) -> bool:
-        """True while a save is in flight, unless its thread hangs."""
-        return self._pending is not None and not self._pending.done() and self._signs.problem() is None
 
     def _wait_in(self, meeting: Meeting) -> None:
         """Waits for the end of the save in flight, and looks for failures of other ranks meanwhile."""
-        while self._is_busy():
+        while self._writer.is_busy:
             meeting.poll()
-            _sleep(self._pending)
+            self._writer.sleep()
         self._conclude()
 
     def _check_open(self) -> None:
@@ -451,21 +463,10 @@ class Checkpointer:
 
     def _conclude(self) -> None:
         """Reports the end of a save, if there is one that has ended."""
-        if self._pending is None or self._is_busy():
-            return
-        pending, self._pending = self._pending, None
-        error: BaseException | None
-        if pending.done():
-            error = pending.exception()
-        else:
-            error = CheckpointError(f"{self._signs.problem()}, and its memory is not used again")
-            self._signs.give_up()
-            self._record_failure(error)
-            self._slab, self._thread = Slab(), _new_thread()
-            self._signs = SignsOfLife(1.2 * self._writers.timeout_seconds)
+        error = self._writer.outcome()
         if error is None:
             return
-        self._is_broken = True
+        self.history[-1].error = str(error)
         text = f"the save of step {self.history[-1].step} has failed: {error}"
         if self._on_failure == "warn":
             logger.warning("%s", text)
@@ -473,35 +474,6 @@ class Checkpointer:
         # An error that ended the save here because of another rank would end the caller's meeting in the same way.
         is_own = cause_of(error, Stopped) is None and cause_of(error, StoreUnreachable) is None
         raise CheckpointError(text) from (error if is_own else None)
-
-    def _record_failure(self, error: BaseException) -> None:
-        self.history[-1].error = str(error)
-
-    def _write(
-        self, snapshot: Snapshot, record: SaveRecord, start: float, phases: Phases, loaded: list[int] | None
-    ) -> None:
-        """Writes a snapshot, on the thread, and removes the checkpoints that are not to be kept."""
-        signs = self._signs
-
-        def write(
-            folder: Path, values: Sequence[torch.Tensor | bytes], name: str, poll: Callable[[], None]
-        ) -> WrittenFiles:
-            with signs.working(f"write {folder / name}", poll) as live:
-                return self._write_file(folder, values, name, live)
-
-        def commit(partial: Path, final: Path) -> None:
-            with signs.working(f"commit {final}"):
-                self._commit(partial, final, record.step, loaded)
-
-        try:
-            write_snapshot(snapshot, self.path(record.step), self._writers, phases, write=write, commit=commit)
-        except BaseException as error:
-            record.error = str(error)
-            raise
-        finally:
-            record.total_seconds = time.perf_counter() - start
-        if self._writers.rank == 0:
-            self._remove_old(record.step)
 
     def _commit(self, partial: Path, final: Path, step: int, loaded: list[int] | None) -> None:
         """Makes a folder the checkpoint of a step, on rank 0.
@@ -545,21 +517,14 @@ class Checkpointer:
         return observe
 
 
-def _differs(step: int | None, other: int | None, rank: int) -> str:
-    return f"step: must be the same on all ranks, but is {step} here and {other} on rank {rank}"
+def _check_number(name: str, value: int | None) -> None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        raise ArgumentError(f"{name}: must be None or an integer of at least 1, found {value!r}")
 
 
-def _check_options(keep_last: int | None, keep_every: int | None, on_busy: str, on_failure: str, writer: str) -> None:
-    for name, value in (("keep_last", keep_last), ("keep_every", keep_every)):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise ArgumentError(f"{name}: must be None or an integer of at least 1, found {value!r}")
-    for name, word, words in (
-        ("on_busy", on_busy, ("wait", "skip", "error")),
-        ("on_failure", on_failure, ("raise", "warn")),
-        ("writer", writer, ("thread", "process")),
-    ):
-        if word not in words:
-            raise ArgumentError(f"{name}: must be {' or '.join(map(repr, words))}, found {word!r}")
+def _check_word(name: str, word: str, words: tuple[str, ...]) -> None:
+    if word not in words:
+        raise ArgumentError(f"{name}: must be {' or '.join(map(repr, words))}, found {word!r}")
 
 
 def _drain() -> None:
@@ -575,25 +540,3 @@ def _drain() -> None:
 
 # Threads cannot start others once the interpreter begins to end, which is before the functions of `atexit` are called.
 getattr(threading, "_register_atexit", atexit.register)(_drain)
-
-
-def _new_thread() -> DaemonThreads:
-    thread = DaemonThreads("trackbed checkpoints")
-    thread.submit(lower_priority)
-    return thread
-
-
-def _write_in_process(process: WriterProcess, slab: Callable[[], Slab], *, direct: bool) -> WriteFile:
-    def write(
-        folder: Path, values: Sequence[torch.Tensor | bytes], name: str, poll: Callable[[], None]
-    ) -> WrittenFiles:
-        return process.write(folder, values, name, slab(), poll, direct=direct)
-
-    return write
-
-
-def _sleep(pending: "Future[None] | None") -> None:
-    if pending is None:
-        return
-    with contextlib.suppress(TimeoutError):
-        pending.exception(_POLL_SECONDS)

@@ -10,6 +10,8 @@ class SaveRecord:
     step: int
     num_bytes: int = 0
     """Bytes that this rank writes."""
+    num_live_bytes: int = 0
+    """Of these, bytes that were not copied, because they do not fit into `max_bytes`: `save` waited for their file."""
     blocked_seconds: float = 0.0
     """Time for which `save` kept the program waiting."""
     total_seconds: float | None = None

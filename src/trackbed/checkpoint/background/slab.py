@@ -14,6 +14,8 @@ from typing import Any, Final
 import numpy as np
 import torch
 
+from trackbed.checkpoint.background.copies import Copies, LaterCopies
+from trackbed.checkpoint.io.pinned_blocks import is_on_gpu
 from trackbed.errors import CheckpointError
 
 _ALIGNMENT: Final = 64
@@ -22,6 +24,8 @@ _LARGE_BYTES: Final = 1 << 20
 """Copies from this size on begin at pages, so that they can be written to the disk from where they lie."""
 _ROUNDING: Final = 2 << 20
 _serials: Final = itertools.count(1)
+_PORTABLE: Final = 1
+"""`cudaHostRegisterPortable`: the memory is locked for all GPUs."""
 _POPULATE_WRITE: Final = 23
 """`MADV_POPULATE_WRITE` of Linux 5.14: takes the pages of a range, without an access to each."""
 
@@ -30,8 +34,9 @@ class Slab:
     """Memory for copies, of a size that only grows."""
 
     def __init__(self) -> None:
-        self._memory: mmap.mmap | None = None
+        self._memory: _Memory | None = None
         self._num_bytes = 0
+        self._is_locked = False
         self._descriptor = -1
         self._lease: weakref.ref[Any] | None = None
         self.serial = 0
@@ -52,29 +57,46 @@ class Slab:
         """Descriptor of the memory, which another process can map; -1 if there is none."""
         return self._descriptor
 
-    def reserve(self, num_bytes: int) -> None:
+    def reserve(self, num_bytes: int, *, is_locked: bool = False) -> None:
         """Takes memory, if there is less than that. What it held is lost then.
+
+        Args:
+            num_bytes: number of bytes.
+            is_locked: True for page-locked memory, to which a GPU copies by itself.
 
         Raises:
             CheckpointError: there is not so much.
         """
-        if num_bytes <= self._num_bytes:
+        if num_bytes <= self._num_bytes and is_locked <= self._is_locked:
             return
+        num_bytes, is_locked = max(num_bytes, self._num_bytes), is_locked or self._is_locked
         self.release()
         size = -(-num_bytes // _ROUNDING) * _ROUNDING
         try:
             self._memory, self._descriptor = _taken(size)
+            if is_locked:
+                self._memory.lock_pages()
         except (OSError, ValueError, OverflowError) as error:
             raise CheckpointError(
                 f"snapshot: must have {size:,} bytes of memory for the copies of this rank, but: {error}"
             ) from error
-        self._num_bytes, self.serial = size, next(_serials)
+        self._num_bytes, self._is_locked, self.serial = size, is_locked, next(_serials)
+
+    def reserve_for(self, values: Sequence[torch.Tensor | bytes]) -> list[int]:
+        """Takes memory for copies of values, if there is too little. Returns the first byte of each copy.
+
+        Raises:
+            CheckpointError: there is not enough.
+        """
+        places, num_bytes = places_of(value.nbytes if isinstance(value, torch.Tensor) else 0 for value in values)
+        self.reserve(num_bytes, is_locked=any(map(_is_on_gpu, values)))
+        return places
 
     def release(self) -> None:
         """Gives the memory back, as soon as no copy in it is used any more."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
-        self._memory, self._num_bytes, self._descriptor = None, 0, -1
+        self._memory, self._num_bytes, self._is_locked, self._descriptor = None, 0, False, -1
 
     def place_of(self, copy: torch.Tensor) -> int:
         """First byte of a copy in the memory."""
@@ -83,13 +105,17 @@ class Slab:
         return copy.data_ptr() - torch.frombuffer(self._memory, dtype=torch.uint8).data_ptr()
 
     def copies_of(
-        self, values: Sequence[torch.Tensor | bytes], poll: Callable[[], None] = lambda: None
+        self,
+        values: Sequence[torch.Tensor | bytes],
+        poll: Callable[[], None] = lambda: None,
+        later: LaterCopies | None = None,
     ) -> list[torch.Tensor | bytes]:
         """Copies tensors into the memory. Overwrites what earlier copies had.
 
         Args:
             values: tensors of any strides and devices, and bytes, which need no copy.
             poll: called after each tensor; may raise to end the work.
+            later: gets the copies that can be made later; None to make all of them.
 
         Returns:
             Contiguous tensors on the CPU with the same shapes, types and values; and the bytes.
@@ -97,23 +123,24 @@ class Slab:
         Raises:
             CheckpointError: there is not enough memory.
         """
-        starts, num_bytes = places_of(value.nbytes if isinstance(value, torch.Tensor) else 0 for value in values)
-        self.reserve(num_bytes)
-        copies: list[torch.Tensor | bytes] = []
+        places = self.reserve_for(values)
+        found: list[torch.Tensor | bytes] = []
         # The storage of each copy keeps this array, however many tensors share it.
         lease = None if self._memory is None else np.frombuffer(self._memory, dtype=np.uint8)
         self._lease = None if lease is None else weakref.ref(lease)
-        with torch.no_grad():
-            for value, start in zip(values, starts, strict=True):
-                if not isinstance(value, torch.Tensor):
-                    copies.append(value)
-                elif lease is None:  # no tensor has an element
-                    copies.append(torch.empty_like(value, device="cpu"))
-                else:
-                    copy = view_of_memory(lease, start, value.dtype, value.shape)
-                    copies.append(copy.copy_(value.detach()))
-                    poll()
-        return copies
+        now = Copies()
+        for value, place in zip(values, places, strict=True):
+            if not isinstance(value, torch.Tensor):
+                found.append(value)
+            elif lease is None or not value.numel():
+                found.append(torch.empty_like(value, device="cpu"))
+            else:
+                copy = view_of_memory(lease, place, value.dtype, value.shape)
+                found.append(copy)
+                (later if later is not None and later.takes(value) else now).add(copy, value)
+        for _ in now.finish(poll):
+            pass
+        return found
 
 
 def places_of(sizes: Iterable[int]) -> tuple[list[int], int]:
@@ -146,15 +173,39 @@ def view_of_memory(memory: Any, start: int, dtype: torch.dtype, shape: Sequence[
     return torch.frombuffer(memory, dtype=torch.uint8, offset=start, count=num_bytes).view(dtype).view(tuple(shape))
 
 
-def _taken(size: int) -> tuple[mmap.mmap, int]:
+class _Memory(mmap.mmap):
+    """Memory that may be page-locked, until nothing refers to it."""
+
+    _locked_at: int | None = None
+
+    def lock_pages(self) -> None:
+        """Locks the pages for GPUs. Where that fails, copies are slow, and right all the same."""
+        address = torch.frombuffer(self, dtype=torch.uint8).data_ptr()
+        if int(_cudart().cudaHostRegister(address, len(self), _PORTABLE)) == 0:
+            self._locked_at = address
+
+    def __del__(self) -> None:
+        if self._locked_at is not None:
+            _cudart().cudaHostUnregister(self._locked_at)
+
+
+def _cudart() -> Any:
+    return torch.cuda.cudart()  # type: ignore[no-untyped-call]
+
+
+def _is_on_gpu(value: torch.Tensor | bytes) -> bool:
+    return isinstance(value, torch.Tensor) and is_on_gpu(value.device)
+
+
+def _taken(size: int) -> tuple[_Memory, int]:
     """Memory with all of its pages, and its descriptor; -1 where the system has none."""
     if not hasattr(os, "memfd_create"):
-        return mmap.mmap(-1, size), -1
+        return _Memory(-1, size), -1
     descriptor = os.memfd_create("trackbed-snapshot", os.MFD_CLOEXEC)
     try:
         # An access to a page that cannot be had would end the process.
         os.posix_fallocate(descriptor, 0, size)
-        memory = mmap.mmap(descriptor, size)
+        memory = _Memory(descriptor, size)
     except BaseException:
         os.close(descriptor)
         raise

@@ -1,13 +1,16 @@
 """The two halves of a save in the background: what the caller waits for, and what a thread does afterwards."""
 
 import contextlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import torch
 
+from trackbed.checkpoint.background.copies import LaterCopies
 from trackbed.checkpoint.background.slab import Slab, places_of
 from trackbed.checkpoint.folder import commit_checkpoint, data_name
 from trackbed.checkpoint.io.written_files import WrittenFiles
@@ -16,27 +19,62 @@ from trackbed.checkpoint.ranks import Meeting, Phases, meet
 from trackbed.checkpoint.save import SavePlan, make_partial, plan_save, write_descriptions, write_shards
 from trackbed.checkpoint.state.plain_tensors import check_plain_tensors_agree, digesting
 from trackbed.comm import Group
+from trackbed.errors import CheckpointError
 from trackbed.files.publish import write_new
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What a rank writes in a save, as it was when the save began. Nothing of it is the program's any more."""
+    """What a rank writes in a save, as it was when the save began."""
 
     plan: SavePlan
+    live: list[torch.Tensor | bytes]
+    """Values that there is no memory for copies of: the program waits until they are written."""
     values: list[torch.Tensor | bytes]
-    """Copies of tensors in a slab, and bytes of objects."""
+    """The other values, behind these: copies of tensors in a slab, and bytes of objects."""
     contents: dict[str, bytes]
     """Small files by name; on ranks other than 0, nothing."""
+    later: LaterCopies | None = None
+    """Copies that are still to be made."""
+    is_own: Event = field(default_factory=Event)
+    """Set once nothing but what `later` copies is the program's any more, or the save has failed."""
+    is_given_up: Event = field(default_factory=Event)
+    """Set by a program that does not wait any more."""
 
     @property
     def num_bytes(self) -> int:
         """Bytes that the rank writes."""
-        return sum(value.nbytes if isinstance(value, torch.Tensor) else len(value) for value in self.values)
+        return sum(map(_size_of, self.live + self.values))
+
+    @property
+    def num_live_bytes(self) -> int:
+        """Bytes of the values that were not copied."""
+        return sum(map(_size_of, self.live))
+
+    def check_awaited(self) -> None:
+        """Checks that the program still waits for values that were not copied.
+
+        Raises:
+            CheckpointError: it does not, and may change them.
+        """
+        if self.is_given_up.is_set():
+            raise CheckpointError("the program was interrupted while it waited for values that were not copied")
+
+    def end(self) -> None:
+        """Ends all waits of the program."""
+        if self.later is not None:
+            self.later.end()
+        self.is_own.set()
 
 
-def reserve_for(state: dict[str, Any], slab: Slab, meeting: Meeting) -> None:
+def reserve_for(state: dict[str, Any], slab: Slab, meeting: Meeting, *, max_bytes: int | None) -> None:
     """Collective over the ranks: makes the plan of a save, and takes the memory for its copies.
+
+    Args:
+        state: state as for `save`.
+        slab: memory for the copies.
+        meeting: the ranks.
+        max_bytes: most bytes of memory; None for as many as it takes.
 
     Raises:
         CheckpointError: the state cannot be saved, or there is too little memory.
@@ -44,11 +82,32 @@ def reserve_for(state: dict[str, Any], slab: Slab, meeting: Meeting) -> None:
     planned = plan_save(state, meeting, Phases(None))
     if meeting.rank == 0:
         planned.contents({})  # refuses values that could not be loaded
-    slab.reserve(places_of(value.nbytes for value in planned.values if isinstance(value, torch.Tensor))[1])
+    copied = planned.values[num_live(map(_size_in_slab, planned.values), max_bytes) :]
+    slab.reserve_for(copied)
+
+
+def num_live(sizes: Iterable[int], max_bytes: int | None) -> int:
+    """Number of the first values that have no place in memory of some size. Pure.
+
+    >>> num_live([100, 100, 100], 130)
+    2
+    """
+    sizes = list(sizes)
+    if max_bytes is None:
+        return 0
+    ends = itertools.accumulate(places_of([size])[1] for size in reversed(sizes))
+    return len(sizes) - sum(1 for end in ends if end <= max_bytes)
 
 
 def take_snapshot(
-    state: dict[str, Any], slab: Slab, meeting: Meeting, phases: Phases, *, content: dict[str, Any]
+    state: dict[str, Any],
+    slab: Slab,
+    meeting: Meeting,
+    phases: Phases,
+    *,
+    content: dict[str, Any],
+    max_bytes: int | None = None,
+    defers: bool = False,
 ) -> Snapshot:
     """Collective over the ranks: copies what this rank is to write of a state, which may change afterwards.
 
@@ -58,24 +117,33 @@ def take_snapshot(
         meeting: the ranks.
         phases: times the phases.
         content: further plain values.
+        max_bytes: most bytes of memory; None for as many as it takes. What does not fit is not copied.
+        defers: True to leave copies of parameters and states of optimizers for later.
 
     Raises:
         CheckpointError: the state cannot be saved, or there is too little memory.
     """
     planned = plan_save(state, meeting, phases)
-    with digesting(planned.compared if meeting.size > 1 else {}, meeting.poll) as plain_tensors:
-        check_copies_agree(meeting, planned.described.divided, planned.plan.divided)
-        with phases("copy"):
-            values = slab.copies_of(planned.values, meeting.poll)
-        with phases("encode"):
-            contents = planned.contents(content) if meeting.rank == 0 else {}
-        if meeting.size > 1:
-            own_tensors = plain_tensors()
-            digests = meeting.group.all_gather(own_tensors.digest().hex())
-            check_plain_tensors_agree(
-                meeting, own_tensors, [bytes.fromhex(digest) for digest in digests], planned.plan.divided.paths
-            )
-    return Snapshot(planned.plan, values, contents)
+    count = num_live(map(_size_in_slab, planned.values), max_bytes)
+    later = LaterCopies() if defers else None
+    try:
+        with digesting(planned.compared if meeting.size > 1 else {}, meeting.poll) as plain_tensors:
+            check_copies_agree(meeting, planned.described.divided, planned.plan.divided)
+            with phases("copy"):
+                values = slab.copies_of(planned.values[count:], meeting.poll, later)
+            with phases("encode"):
+                contents = planned.contents(content) if meeting.rank == 0 else {}
+            if meeting.size > 1:
+                own_tensors = plain_tensors()
+                digests = meeting.group.all_gather(own_tensors.digest().hex())
+                check_plain_tensors_agree(
+                    meeting, own_tensors, [bytes.fromhex(digest) for digest in digests], planned.plan.divided.paths
+                )
+    except BaseException:
+        if later is not None:
+            later.abandon()
+        raise
+    return Snapshot(planned.plan, planned.values[:count], values, contents, later)
 
 
 WriteFile = Callable[[Path, Sequence[torch.Tensor | bytes], str, Callable[[], None]], WrittenFiles]
@@ -88,6 +156,7 @@ def write_snapshot(
     group: Group,
     phases: Phases,
     *,
+    write_live: WriteFile,
     write: WriteFile,
     commit: Callable[[Path, Path], None] = commit_checkpoint,
 ) -> None:
@@ -98,18 +167,33 @@ def write_snapshot(
         folder: folder of the checkpoint.
         group: the ranks. Tables go through files, so that it works after `destroy_process_group`, too.
         phases: times the phases.
-        write: writes the file of this rank.
+        write_live: writes values that were not copied.
+        write: writes copies.
         commit: called on rank 0 to give a whole partial folder the name of the checkpoint.
 
     Raises:
         CheckpointError: on every rank, with the rank that failed and its message.
     """
     with meet("save", group) as meeting:
+        if snapshot.later is not None:
+            with phases("copy later"):
+                snapshot.later.make(meeting.poll)
         with phases("write"):
             partial = make_partial(folder, meeting)
-            written = write(partial, snapshot.values, data_name(meeting.rank), meeting.poll)
+            written = []
+            if snapshot.live:
+
+                def poll_awaited() -> None:
+                    snapshot.check_awaited()
+                    meeting.poll()
+
+                written.append(write_live(partial, snapshot.live, data_name(meeting.rank, 1), poll_awaited))
+                snapshot.check_awaited()
+            snapshot.is_own.set()
+            if snapshot.values or not written:
+                written.append(write(partial, snapshot.values, data_name(meeting.rank), meeting.poll))
         with phases("collect"):
-            written_by_rank = _collect_in(partial, meeting, written)
+            written_by_rank = _collect_in(partial, meeting, WrittenFiles.join(written))
         with phases("commit"):
             if meeting.rank == 0:
                 write_descriptions(partial, snapshot.plan, written_by_rank, snapshot.contents)
@@ -146,3 +230,11 @@ def _collect_in(folder: Path, meeting: Meeting, written: WrittenFiles) -> Sequen
         with contextlib.suppress(FileNotFoundError):
             (folder / name).unlink()
     return found
+
+
+def _size_of(value: torch.Tensor | bytes) -> int:
+    return value.nbytes if isinstance(value, torch.Tensor) else len(value)
+
+
+def _size_in_slab(value: torch.Tensor | bytes) -> int:
+    return value.nbytes if isinstance(value, torch.Tensor) else 0

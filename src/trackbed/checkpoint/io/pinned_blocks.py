@@ -68,6 +68,14 @@ class StreamCopies:
             target.copy_(source, non_blocking=True)
             return self._stream.record_event().query  # type: ignore[no-any-return]
 
+    def order_before(self, stream: torch.cuda.Stream) -> None:
+        """Has what a stream is given from now on begin after these copies. The host does not wait."""
+        stream.wait_stream(self._stream)
+
+    def wait(self) -> None:
+        """Waits for all copies."""
+        self._stream.synchronize()
+
     def contiguous(self, part: torch.Tensor) -> torch.Tensor:
         """Copies on the stream, unless the part is contiguous."""
         with torch.cuda.stream(self._stream):

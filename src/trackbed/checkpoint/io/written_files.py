@@ -42,6 +42,17 @@ class WrittenFiles:
         sums = np.array([found for _, item in items for found in item.sums], dtype=np.uint32)
         return cls(files, np.array(numbers, dtype=np.int64).reshape(-1, _FIELDS), sums)
 
+    @classmethod
+    def join(cls, parts: Sequence[Self]) -> Self:
+        """Joins files of one rank, at least one, whose items follow each other."""
+        if len(parts) == 1:
+            return parts[0]
+        items = np.concatenate([part.items for part in parts])
+        first_file = np.cumsum([0, *(len(part.files) for part in parts)])[:-1]
+        items[:, 0] += np.repeat(first_file, [len(part.items) for part in parts])
+        files = {name: found for part in parts for name, found in part.files.items()}
+        return cls(files, items, np.concatenate([part.sums for part in parts]))
+
     def encode(self) -> bytes:
         """Serializes the numbers."""
         sizes = np.array([(found.num_bytes, found.crc) for found in self.files.values()], dtype="<i8")
