@@ -37,7 +37,7 @@ AT_ONCE = 4
 save_module, load_module, snapshot_module = (
     import_module(f"trackbed.checkpoint.{name}") for name in ("save", "load", "background.snapshot")
 )
-checkpointer_module = import_module("trackbed.checkpointer.checkpointer")
+folders_module = import_module("trackbed.checkpointer.folders")
 PHASES = {
     "save": {
         "describe": (save_module, "describe_state"),
@@ -61,7 +61,7 @@ PHASES = {
         "collect": (snapshot_module, "_collect_in"),
         "partial folder": (save_module, "make_partial_folder"),
         "descriptions": (snapshot_module, "write_descriptions"),
-        "commit": (checkpointer_module, "commit_checkpoint"),
+        "commit": (folders_module, "commit_checkpoint"),
     },
     "load": {
         "describe": (load_module, "describe_request"),

@@ -1,5 +1,6 @@
 """Saves one after the other: what is kept, what is busy, what fails, what a program that ends leaves."""
 
+import errno
 import logging
 import os
 import subprocess
@@ -13,10 +14,11 @@ import torch
 
 from trackbed import Checkpointer, ShardedTensor, load, open_checkpoint
 from trackbed.checkpoint.background import snapshot as snapshot_module
-from trackbed.checkpointer import checkpointer as checkpointer_module
+from trackbed.checkpointer import folders as folders_module
 from trackbed.checkpointer.folders import LOCK_NAME
 from trackbed.comm import SOLO, run_ranks
 from trackbed.errors import CheckpointError
+from trackbed.files import publish_folder
 from trackbed.files.publish import new_partial
 
 
@@ -180,7 +182,7 @@ def test_a_failure_is_told_on_all_ranks_and_the_next_save_is_whole(on_failure, w
 @pytest.mark.parametrize("phase", ["write", "commit"])
 def test_a_thread_that_hangs_is_named_on_all_ranks_and_the_next_save_is_whole(phase, tmp_path, monkeypatch):
     goes_on, hangs = threading.Event(), [1]
-    owner = {"write": snapshot_module, "commit": checkpointer_module}[phase]
+    owner = {"write": snapshot_module, "commit": folders_module}[phase]
     name = {"write": "write_shards", "commit": "commit_checkpoint"}[phase]
     function, hung_threads = getattr(owner, name), []
 
@@ -251,6 +253,34 @@ def test_a_load_while_a_save_is_in_flight_counts_for_the_next_save(tmp_path, gat
         assert checkpointer.steps() == [10, 20]
 
 
+@pytest.mark.parametrize("is_damaged", [True, False])
+def test_a_step_is_saved_again_where_folders_cannot_be_exchanged(is_damaged, tmp_path, monkeypatch):
+    monkeypatch.setattr(publish_folder._native, "exchange_names", lambda *_: errno.EINVAL)  # as on NFS
+    with Checkpointer(tmp_path, group=SOLO) as checkpointer:
+        for step in (1, 2):
+            checkpointer.save(step, state_of(SOLO, step))
+        checkpointer.wait()
+        if is_damaged:
+            os.truncate(checkpointer.path(2) / "__0_0.distcp", 1000)
+        assert checkpointer.latest(verified=True) == (1 if is_damaged else 2)
+        checkpointer.save(2, state_of(SOLO, 3))
+        checkpointer.wait()
+        assert checkpointer.latest(verified=True) == 2
+    assert value_of(checkpointer.path(2)) == 3
+    assert sorted(one.name for one in tmp_path.iterdir()) == [LOCK_NAME, "step-0000001", "step-0000002"]
+
+
+def test_a_load_that_is_refused_keeps_no_step(tmp_path):
+    with Checkpointer(tmp_path, keep_last=1, group=SOLO) as checkpointer:
+        checkpointer.save(1, state_of(SOLO, 1))
+        checkpointer.wait()
+        with pytest.raises(CheckpointError, match="rows"):
+            checkpointer.load(state_of(SOLO, 0, count=5), step=1)
+        for step in (2, 3):
+            checkpointer.save(step, state_of(SOLO, step))
+    assert checkpointer.steps() == [3]
+
+
 def test_a_save_that_fails_sets_nothing_aside(tmp_path, monkeypatch):
     def run(checkpointer):
         for step in (10, 20):
@@ -261,7 +291,7 @@ def test_a_save_that_fails_sets_nothing_aside(tmp_path, monkeypatch):
         def fail(*_):
             raise OSError("no room")
 
-        monkeypatch.setattr("trackbed.checkpointer.checkpointer.commit_checkpoint", fail)
+        monkeypatch.setattr("trackbed.checkpointer.folders.commit_checkpoint", fail)
         checkpointer.save(15, state_of(SOLO, 15))
         with pytest.raises(CheckpointError, match="no room"):
             checkpointer.wait()

@@ -146,3 +146,13 @@ def test_a_writer_ends_with_its_program_and_commits_nothing_afterwards(how, tmp_
     with Checkpointer(tmp_path, group=SOLO) as checkpointer:
         assert checkpointer.steps() == ([] if how == "killed" else [1])
     assert partials(tmp_path) == []
+
+
+def test_memory_that_is_replaced_by_other_memory_of_the_same_size_is_mapped_again(checkpointer):
+    slab = checkpointer._writer._slab
+    num_bytes = slab.num_bytes
+    slab.release()
+    checkpointer.save(2, state_of(SOLO, 2))
+    checkpointer.wait()
+    assert slab.num_bytes == num_bytes
+    assert value_of(checkpointer.path(2)) == 2

@@ -167,3 +167,35 @@ def test_a_process_without_a_gpu_loads_it(tmp_path):
         timeout=60,
     )
     assert found.stdout == "28.0\n"
+
+
+@pytest.mark.parametrize("kind", ["copied", "deferred"])
+def test_a_save_in_the_background_has_the_values_of_its_moment(kind, tmp_path):
+    """Memory of the slab is page-locked. With "deferred" the stream of the step waits for the copies."""
+    module = torch.nn.Linear(1024, 1024, device=DEVICE)
+    optimizer = torch.optim.AdamW(module.parameters(), lr=0.1, fused=True)
+
+    def make_step():
+        module(torch.ones(2, 1024, device=DEVICE)).square().mean().backward()
+        optimizer.step()
+
+    def values():
+        exp_avgs = [state["exp_avg"] for state in optimizer.state.values()]
+        return [one.detach().clone() for one in (*module.parameters(), *exp_avgs)]
+
+    with trackbed.Checkpointer(tmp_path, snapshot=kind) as checkpointer:
+        make_step()
+        checkpointer.prepare(trackbed.sharded_state(module, optimizer))
+        for step in range(3):
+            before = values()
+            sleep(0.1)  # the copies begin when the stream gets to them
+            checkpointer.save(step, trackbed.sharded_state(module, optimizer))
+            make_step()
+            assert not torch.equal(module.weight, before[0])
+            checkpointer.wait()
+            after = values()
+            checkpointer.load_sharded_state(module, optimizer, step=step)
+            assert all(map(torch.equal, values(), before))
+            with torch.no_grad():
+                for mine, value in zip(module.parameters(), after, strict=False):
+                    mine.copy_(value)

@@ -14,11 +14,17 @@ from typing import Any, Final, Literal, Self
 from weakref import WeakSet
 
 from trackbed.checkpoint.damage import find_damage
-from trackbed.checkpoint.folder import commit_checkpoint, local_folder
+from trackbed.checkpoint.folder import local_folder
 from trackbed.checkpoint.load import load
 from trackbed.checkpoint.ranks import Meeting, Observer, Phases, Ranks, meet
 from trackbed.checkpointer.filled import filled
-from trackbed.checkpointer.folders import FolderLock, remove_checkpoint, remove_dead_partials, set_aside
+from trackbed.checkpointer.folders import (
+    FolderLock,
+    commit_or_replace,
+    remove_checkpoint,
+    remove_dead_partials,
+    set_aside,
+)
 from trackbed.checkpointer.groups import groups_of
 from trackbed.checkpointer.records import SaveRecord
 from trackbed.checkpointer.signals import SignalAgreement
@@ -180,10 +186,10 @@ class Checkpointer:
             return found[-1] if found else None
         with meet("latest", self._calls) as meeting:
             for step in reversed(meeting.group.broadcast(self.steps())):
-                problem = next(
-                    find_damage(self.path(step), lambda _: meeting.poll(), share=(meeting.rank, meeting.size)), None
-                )
-                problems = [one for one in meeting.group.all_gather(problem) if one is not None]
+                with self._in_use(step):
+                    share = meeting.rank, meeting.size
+                    problem = next(find_damage(self.path(step), lambda _: meeting.poll(), share=share), None)
+                    problems = [one for one in meeting.group.all_gather(problem) if one is not None]
                 if not problems:
                     return int(step)
                 if meeting.rank == 0:
@@ -433,6 +439,15 @@ class Checkpointer:
             self._loading.discard(found[1])
         self._loaded = None if found[1] is None else [found[1]]
 
+    @contextlib.contextmanager
+    def _in_use(self, step: int) -> Iterator[None]:
+        """Keeps a checkpoint while the block runs."""
+        self._loading.add(step)
+        try:
+            yield
+        finally:
+            self._loading.discard(step)
+
     def _may_begin(self, step: int, meeting: Meeting) -> bool:
         """Collective over the ranks: agrees on whether a save begins, after the end of the one before."""
         of_ranks = meeting.group.all_gather([step, self._writer.is_busy])
@@ -483,7 +498,7 @@ class Checkpointer:
         later = [] if loaded is None else [one for one in self.steps() if one > loaded[0] and one != step]
         # An error may come after the rename, where the partial folder is gone: then it stands.
         with set_aside([self.path(one) for one in later], is_undone=partial.exists) as aside:
-            commit_checkpoint(partial, final)
+            commit_or_replace(partial, final)
         if self._loaded is loaded:
             self._loaded = None
         if aside and loaded is not None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+from trackbed.checkpoint.folder import commit_checkpoint
 from trackbed.errors import CheckpointError
 from trackbed.files.publish import Writer, find_partials, flush_to_disk, new_partial, publish, remove_partial
 
@@ -132,3 +133,26 @@ def set_aside(folders: Sequence[Path], *, is_undone: Callable[[], bool]) -> Iter
             for folder, name in zip(folders, moved, strict=False):
                 publish(name, folder)
         raise
+
+
+def commit_or_replace(partial: Path, final: Path) -> None:
+    """Makes a partial folder the checkpoint `final`, also where the file system cannot exchange two folders.
+
+    An earlier checkpoint of the name gets another one first then, and is removed afterwards: a kill in between leaves
+    it under that name.
+
+    Raises:
+        CheckpointError: see `commit_checkpoint`.
+        OSError: a folder cannot be renamed.
+    """
+    try:
+        commit_checkpoint(partial, final)
+    except OSError as error:
+        if error.errno != errno.EOPNOTSUPP or not final.is_dir() or not partial.is_dir():
+            raise
+        with set_aside([final], is_undone=partial.exists) as aside:
+            commit_checkpoint(partial, final)
+        try:
+            remove_checkpoint(*aside)
+        except OSError as left:
+            logger.warning("%s: the earlier checkpoint must be removed after its replacement, but: %s", aside[0], left)
