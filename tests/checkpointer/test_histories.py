@@ -1,15 +1,19 @@
 """Histories of saves, failures, ends, restarts and loads of older steps, against a model of what must be there."""
 
+import json
 import logging
 import os
+import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support import ROOT
 from trackbed import Checkpointer, ShardedTensor, load
 from trackbed.checkpointer.steps import steps_to_remove
 from trackbed.comm import SOLO
@@ -190,3 +194,17 @@ def test_any_history_keeps_what_must_be_kept(failures, tmp_path_factory, options
         failures.disarm()
         run.checkpointer.close()
         logging.disable(logging.NOTSET)
+
+
+@pytest.mark.parametrize("count", [8, pytest.param(50, marks=pytest.mark.slow)])
+def test_jobs_that_are_killed_leave_what_the_model_allows(count, tmp_path):
+    script = Path(__file__).parent / "killed_jobs.py"
+    command = [sys.executable, "-W", "ignore", str(script), str(tmp_path), str(count)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    found = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=20 + 5 * count, check=False
+    )
+    assert found.returncode == 0, found.stderr
+    problems, left = json.loads(found.stdout)
+    assert problems == []
+    assert left == []
