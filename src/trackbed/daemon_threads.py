@@ -3,6 +3,7 @@
 The executors of `concurrent.futures` join their threads when the interpreter ends, which may then take forever.
 """
 
+import contextlib
 import os
 import queue
 import sys
@@ -10,7 +11,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, wait
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 _Result = TypeVar("_Result")
 _POLL_SECONDS: Final = 0.1
@@ -31,16 +32,23 @@ class DaemonThreads:
     def __init__(self, name: str, *, num_threads: int = 1) -> None:
         self._name = name
         self._num_threads = num_threads
-        self._num_started = 0
+        self._started: list[threading.Thread] = []
         self._calls: _Calls = queue.SimpleQueue()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shut_down()
 
     def submit(self, call: Callable[[], _Result]) -> "Future[_Result]":
         """Schedules a call after all earlier ones."""
-        if self._num_started == 0:
+        if not self._started:
             weakref.finalize(self, _end, self._calls, self._num_threads).atexit = False
-        if self._num_started < self._num_threads:
-            self._num_started += 1
-            threading.Thread(target=_serve, args=(self._calls,), daemon=True, name=self._name).start()
+        if len(self._started) < self._num_threads:
+            thread = threading.Thread(target=_serve, args=(self._calls,), daemon=True, name=self._name)
+            self._started.append(thread)
+            thread.start()
         future: Future[_Result] = Future()
         self._calls.put((future, call))
         return future
@@ -48,6 +56,19 @@ class DaemonThreads:
     def end(self) -> None:
         """Ends the threads after the calls that were submitted. Does not wait for them."""
         _end(self._calls, self._num_threads)
+
+    def shut_down(self) -> None:
+        """Ends the threads: cancels calls that have not begun, and waits for those that have.
+
+        Unlike the executors of `concurrent.futures`, these threads work also while the interpreter waits, at its end,
+        for the thread that uses them.
+        """
+        with contextlib.suppress(queue.Empty):
+            while (item := self._calls.get_nowait()) is not None:
+                item[0].cancel()
+        self.end()
+        for thread in self._started:
+            thread.join()
 
 
 def call_on_thread(call: Callable[[], _Result], name: str) -> "Future[_Result]":

@@ -22,6 +22,7 @@ import trackbed
 from trackbed.checkpoint import dcp as dcp_module
 from trackbed.checkpoint import find_damage
 from trackbed.checkpoint.dcp import StorageReader, StorageWriter
+from trackbed.errors import CheckpointError
 
 FOLDER = Path()  # set by `main`
 
@@ -195,6 +196,25 @@ def fail_on_each_rank():
             dcp.save(state, storage_writer=StorageWriter(FOLDER / "save"), planner=Failing(rank))
         assert list(caught.value.failures) == [rank]
         del caught
+        # A planner that keeps its plans has the folder of the save that failed in them.
+        keeps = DefaultSavePlanner(enable_plan_caching=True)
+        writers = [StorageWriter(FOLDER / "save") for _ in range(2)]
+        if dist.get_rank() == rank:
+            writers[0].write_data = lambda *_: 1 / 0
+        with pytest.raises(CheckpointException, match="division by zero"):
+            dcp.save(state, storage_writer=writers[0], planner=keeps)
+        dcp.save(state, storage_writer=writers[1], planner=keeps)
+        # A state that a rank cannot copy is told to all at once.
+        writer = StorageWriter(FOLDER / "save")
+        with pytest.MonkeyPatch.context() as patch:
+            if dist.get_rank() == rank:
+                patch.setattr(dcp_module, "staged", refuse)
+            with pytest.raises(CheckpointException, match="no memory"):
+                dcp.async_save(state, storage_writer=writer, process_group=dist.new_group(backend="gloo")).result()
+
+
+def refuse(*_):
+    raise CheckpointError("no memory")
 
 
 if __name__ == "__main__":

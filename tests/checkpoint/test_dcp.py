@@ -1,6 +1,8 @@
 """torch's functions for checkpoints, with Trackbed's storage."""
 
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -116,3 +118,46 @@ def test_nothing_and_values_whose_keys_collide(tmp_path):
     request = {"step": 0}
     dcp.load(request, storage_reader=StorageReader(tmp_path / "own"), no_dist=True)
     assert request["step"] == 3
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+def test_types_and_keys_that_no_reader_takes_are_refused_before_anything_is_written(tmp_path):
+    quantised = torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)
+    for state, words in (
+        ({"q": quantised}, "q: must be of a type that can"),
+        ({"a\ud800": torch.ones(1)}, "must be text"),
+    ):
+        with pytest.raises(dcp.api.CheckpointException, match=words):
+            dcp.save({**state, "w": torch.ones(3)}, storage_writer=StorageWriter(tmp_path / "saved"), no_dist=True)
+    assert not list(tmp_path.iterdir())
+
+
+AFTER_FORK = """
+import os, sys, torch, torch.distributed as dist, torch.distributed.checkpoint as dcp
+from trackbed.checkpoint.dcp import StorageWriter
+folder = sys.argv[1]
+dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=0, world_size=1)
+writer = StorageWriter()
+saves = [dcp.async_save({"w": torch.full((500_000,), one)}, checkpoint_id=f"{folder}/{one:g}", storage_writer=writer)
+         for one in (1.0, 2.0, 3.0)]
+while not any("partial" in name for name in os.listdir(folder)) and not saves[0].done():
+    pass
+if os.fork() == 0:
+    state = writer.stage({"w": torch.full((500_000,), -1.0)})  # not in the memory of the parent
+    sys.exit(0)
+os.wait()
+for save in saves:
+    save.result()
+last = dcp.async_save({"w": torch.ones(3)}, storage_writer=StorageWriter(f"{folder}/last"))
+"""
+
+
+def test_saves_in_flight_have_their_own_values_beside_forked_processes_and_at_the_end_of_the_program(tmp_path):
+    command = [sys.executable, "-W", "ignore", "-c", AFTER_FORK, str(tmp_path)]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert found.returncode == 0, found.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "2", "3", "last"]
+    for name in ("1", "2", "3"):
+        assert not list(find_damage(tmp_path / name))
+        assert trackbed.open_checkpoint(tmp_path / name)["w"][:].unique().tolist() == [float(name)]
+    assert trackbed.open_checkpoint(tmp_path / "last")["w"][:].tolist() == [1.0] * 3

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.processes.forked import run_in_fork
 from trackbed.checkpoint import load, save
+from trackbed.checkpoint.paused_collector import paused_collector
 from trackbed.comm import SOLO
 from trackbed.errors import CheckpointError
 
@@ -49,3 +51,9 @@ def test_collector_is_as_before_after_calls_and_errors(tmp_path: Path, *, is_on:
     assert gc.isenabled() == is_on
     assert seeing.seen
     assert not any(seeing.seen)
+
+
+def test_a_process_that_is_forked_meanwhile_has_a_collector() -> None:
+    with paused_collector():
+        assert run_in_fork(gc.isenabled)
+        assert not gc.isenabled()

@@ -1,6 +1,7 @@
 """Models exported as safetensors, read from there into any sharding, and made checkpoints of."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -144,6 +145,48 @@ def test_mistakes_are_named_and_leave_nothing(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "plain", "saved"]
 
 
+def test_options_of_an_export_are_checked_and_no_value_is_lost(tmp_path):
+    state = {"a": entry("a", torch.tensor([1.0, torch.inf])), "b": entry("b", torch.tensor([1e6]))}
+    trackbed.save(state, tmp_path / "saved", group=SOLO)
+    for options, words in (
+        ({"file_bytes": "5GB"}, "file_bytes must be an integer"),
+        ({"dtype": torch.int8}, "dtype must be a type of torch of floating point"),
+        ({"dtype": "bf16"}, "dtype must be a type of torch of floating point"),
+        ({"rename": ["b"]}, "rename must have new names by name"),
+        ({"rename": {"b": 5}}, "rename must have new names by name"),
+    ):
+        with pytest.raises(ArgumentError, match=words):
+            export_model(tmp_path / "saved", tmp_path / "out", **options)
+    with pytest.raises(CheckpointError, match=r"b: must have values of torch.float16, but has larger ones"):
+        export_model(tmp_path / "saved", tmp_path / "out", dtype=torch.float16)
+    export_model(tmp_path / "saved", tmp_path / "out", dtype=torch.bfloat16)
+    assert load_file(tmp_path / "out" / "model.safetensors")["a"].tolist() == [1.0, torch.inf]
+
+
+def test_a_source_that_is_replaced_during_the_export_is_found(tmp_path):
+    for name, value in (("saved", 1.0), ("other", 2.0)):
+        (tmp_path / name).mkdir()
+        for key in "ab":
+            save_file({key: torch.full((100,), value)}, tmp_path / name / f"{key}.safetensors")
+
+    def replace(done, total):
+        if done < total:
+            (tmp_path / "other" / "b.safetensors").replace(tmp_path / "saved" / "b.safetensors")
+
+    with pytest.raises(CheckpointError, match="must stay as it is during the export, but was changed or replaced"):
+        export_model(tmp_path / "saved", tmp_path / "out", file_bytes=400, progress=replace)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model.safetensors.index.json"])
+def test_pipes_are_refused_and_not_waited_for(name, tmp_path):
+    save_file({"a": torch.ones(1)}, tmp_path / "x.safetensors")
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(CheckpointError, match="must be a regular file, found a pipe"):
+        trackbed.open_checkpoint(tmp_path)
+    assert "must be a regular file, found a pipe" in next(find_damage(tmp_path))
+
+
 def test_a_damaged_checkpoint_is_not_exported(tmp_path):
     trackbed.save({"w": entry("w", torch.arange(100_000.0))}, tmp_path / "saved", group=SOLO)
     (file,) = (tmp_path / "saved").glob("*.distcp")
@@ -180,6 +223,7 @@ HEADERS = {
     "the header must have": b"\xff" * 8,
     "must be JSON": (3).to_bytes(8, "little") + b"{}}",
     "'a' is there twice": b'{"a":' + BYTE + b',"a":' + BYTE + b"}",
+    "keys must be text": rb'{"\ud800":' + BYTE + b"}",
     "must begin at byte 1": b'{"a":' + BYTE + b',"b":' + BYTE + b"}",
     "must have 4 bytes, as its shape": b'{"a":{"dtype":"F32","shape":[],"data_offsets":[0,1]}}',
     "must be of a type that is known": b'{"a":{"dtype":"X9","shape":[1],"data_offsets":[0,1]}}',

@@ -375,6 +375,82 @@ def test_states_that_dcp_has_saved_by_number_are_loaded_by_their_order(tmp_path)
         load_sharded_state(tmp_path, loaded, [one, other], group=SOLO)
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
+@pytest.mark.parametrize("has_names", [True, False])
+def test_parameters_by_number_in_another_order_are_found_by_name_or_refused(has_names, tmp_path):
+    def new(seed, *, turned):
+        model = new_model(seed)
+        named = list(model.named_parameters())[:: -1 if turned else 1]
+        return model, torch.optim.AdamW(named if has_names else [param for _, param in named])
+
+    model, optimizer = new(1, turned=False)
+    step(model, optimizer)
+    dcp.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, checkpoint_id=tmp_path)
+    loaded, theirs = new(2, turned=True)
+    if not has_names:
+        with pytest.raises(
+            CheckpointError, match=r"must have the shape .* of its parameter, but has .*: are the param"
+        ):
+            load_sharded_state(tmp_path, loaded, theirs, group=SOLO)
+        return
+    load_sharded_state(tmp_path, loaded, theirs, group=SOLO)
+    for (_, one), (_, other) in zip(model.named_parameters(), loaded.named_parameters(), strict=True):
+        assert torch.equal(optimizer.state[one]["exp_avg"], theirs.state[other]["exp_avg"])
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
+@pytest.mark.parametrize("by_name", [True, False])
+def test_options_that_dcp_has_flattened_are_loaded_and_further_entries_too(by_name, tmp_path):
+    def new(seed, lr, kind):
+        model = new_model(seed)
+        groups = [{"params": list(model.parameters()), "more": {"kind": kind, "list": [torch.tensor(lr), 2]}}]
+        optimizer = torch.optim.AdamW(groups, lr=torch.tensor(lr))
+        optimizer.register_load_state_dict_pre_hook(lambda one, state: seen.append(state.get("extra")))
+        return model, optimizer
+
+    seen = []
+    model, optimizer = new(1, 0.5, "a")
+    step(model, optimizer)
+    state = {"model": model.state_dict(), "optimizer": {**optimizer.state_dict(), "extra": {"n": [7]}}}
+    if by_name:
+        state["model"], state["optimizer"] = get_state_dict(model, optimizer)
+        seen.clear()
+    dcp.save(state, checkpoint_id=tmp_path)
+    loaded, theirs = new(2, 0.9, "b")
+    load_sharded_state(tmp_path, loaded, theirs, group=SOLO)
+    assert same(theirs.state_dict()["state"], optimizer.state_dict()["state"])
+    (group,) = theirs.param_groups
+    assert (group["lr"], group["more"]["kind"], group["more"]["list"]) == (0.5, "a", [0.5, 2])
+    assert seen == [None if by_name else {"n": [7]}]
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
+def test_numbers_that_are_none_and_nested_states_are_refused(tmp_path):
+    model = new_model(1)
+    optimizer = torch.optim.AdamW(model.parameters())
+    step(model, optimizer)
+
+    def refused(words, change):
+        state = optimizer.state_dict()
+        change(state)
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        dcp.save({"model": model.state_dict(), "optimizer": state}, checkpoint_id=folder)
+        with pytest.raises(CheckpointError, match=words):
+            load_sharded_state(folder, model, optimizer, group=SOLO)
+
+    words = "params: must be different numbers or names"
+    refused(words, lambda state: state["param_groups"][0].update(params=7))
+    refused(words, lambda state: state["param_groups"][0].update(params=[0, 0, 1, 1]))
+    refused(r"param_groups.1: must be a parameter group, but is of int", lambda state: state["param_groups"].append(3))
+    refused(
+        "but 'inner' of that of 0.weight has some further down",
+        lambda state: state["state"][0].update(inner={"x": torch.ones(2)}),
+    )
+
+
 def test_a_checkpoint_without_an_optimizer_says_what_it_has(tmp_path):
     model = new_model(1)
     trackbed.save(sharded_state(model, group=SOLO), tmp_path / "saved", group=SOLO)

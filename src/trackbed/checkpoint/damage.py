@@ -13,7 +13,7 @@ from trackbed.checkpoint.format.extents import SIDE_NAME, SideFile
 from trackbed.checkpoint.io.boxes import BoxReader
 from trackbed.checkpoint.io.file_reader import FileReader, maybe_read_file
 from trackbed.checkpoint.load import require_covered
-from trackbed.errors import CheckpointError
+from trackbed.errors import ArgumentError, CheckpointError
 from trackbed.files.checksum import crc32
 
 _READ_BYTES = 8 << 20
@@ -28,8 +28,13 @@ def find_damage(
         folder: folder of the checkpoint.
         progress: called with numbers of bytes that have been read.
         share: number of this reader, and the number of readers that share the work: each finds other damage.
+
+    Raises:
+        ArgumentError: the number of the reader is not below that of readers.
     """
     number, count = share
+    if not 0 <= number < count:
+        raise ArgumentError(f"share: must be a number from 0 and a larger one, found {share}")
     path = Path(folder)
     try:
         opened = open_folder(path)

@@ -14,6 +14,7 @@ import io
 import logging
 import os
 import pickle
+import threading
 import uuid
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
@@ -39,7 +40,7 @@ from trackbed.checkpoint.folder import (
     open_folder,
     target_folder,
 )
-from trackbed.checkpoint.format.catalogue import CatalogueBuilder
+from trackbed.checkpoint.format.catalogue import DTYPE_OF, CatalogueBuilder, require_text
 from trackbed.checkpoint.format.dcp_metadata import DCP_METADATA, metadata_of
 from trackbed.checkpoint.format.extents import SIDE_NAME, FileChecksum, SideFile
 from trackbed.checkpoint.io.boxes import BoxReader, BoxToFill, fill_boxes
@@ -52,7 +53,10 @@ from trackbed.files.publish_folder import flush_files, make_partial_folder
 logger = logging.getLogger(__name__)
 
 Folder = str | os.PathLike[str]
+_DTYPES: Final = frozenset(DTYPE_OF.values())
 _STORE_KEY: Final = "trackbed/dcp/"
+_NOT_STAGED: Final = "trackbed: not staged"
+"""Key of an error in a state that could not be copied."""
 _slabs: Final = SlabPool()
 """Memory for the copies of `dcp.async_save`."""
 
@@ -65,6 +69,38 @@ class WrittenPlace:
     file_bytes: int
     file_crc: int
     item: WrittenItem
+
+
+class _Save:
+    """One save, which all runs on one thread."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = folder
+        self.rank = 0
+        self.partial: Path | None = None
+        self._remove: Any = None
+
+    def begin(self, partial: Path) -> None:
+        """Notes a partial folder, which is removed with this object."""
+        self.partial = partial
+        self._remove = weakref.finalize(self, _remove_own, partial, os.getpid())
+
+    def commit(self) -> None:
+        """Notes that the partial folder has its final name."""
+        self._remove.detach()
+        self.partial = None
+
+    def forget(self) -> None:
+        """Removes what is left of a save that failed."""
+        if self._remove is not None:
+            self._remove()
+        self.partial = None
+
+
+def _remove_own(partial: Path, process: int) -> None:
+    """Removes a partial folder, unless this process was forked from the one that writes there."""
+    if os.getpid() == process:
+        remove_partial(partial)
 
 
 class _OfFolder:
@@ -104,9 +140,23 @@ class StorageWriter(_OfFolder, storage.StorageWriter):
     def __init__(self, folder: Folder | None = None, *, direct: bool = True) -> None:
         super().__init__(folder)
         self._direct = direct
-        self._rank = 0
-        self._partial: Path | None = None
-        self._remove: Any = None
+        self._saves = threading.local()
+        """The save of each thread: several of `dcp.async_save` may be in flight."""
+        self._not_staged = ""
+        """Error of a state that could not be copied."""
+
+    @property
+    def checkpoint_id(self) -> Path | None:
+        """Folder of the checkpoint."""
+        return self._save.folder
+
+    @property
+    def _save(self) -> _Save:
+        """Save of this thread."""
+        if not hasattr(self._saves, "own"):
+            self._saves.own = _Save(self._folder)
+        found: _Save = self._saves.own
+        return found
 
     _synchronize_after_execute = True
 
@@ -118,10 +168,13 @@ class StorageWriter(_OfFolder, storage.StorageWriter):
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Copies a state for `dcp.async_save`, which calls it, into memory that later saves use again.
 
-        Raises:
-            CheckpointError: there is not enough memory.
+        An error is raised in the save, where all ranks hear of it.
         """
-        return staged(state_dict, _slabs)
+        try:
+            return staged(state_dict, _slabs)
+        except CheckpointError as error:
+            self._not_staged = str(error)
+            return {_NOT_STAGED: None}
 
     def synchronize_staging(self) -> None:
         """Does nothing."""
@@ -137,7 +190,8 @@ class StorageWriter(_OfFolder, storage.StorageWriter):
         """Begins a save, into another folder if one is given."""
         if checkpoint_id is not None:
             self._folder = local_folder(os.fspath(checkpoint_id))
-        self._forget()
+        self._save.forget()
+        self._saves.own = _Save(self._folder)
 
     def set_up_storage_writer(self, *args: Any, **kwargs: Any) -> None:
         """Checks the folder.
@@ -146,27 +200,41 @@ class StorageWriter(_OfFolder, storage.StorageWriter):
             CheckpointError: there is none.
             ArgumentError: it cannot become a checkpoint.
         """
-        if self._folder is None:
+        save = self._save
+        if save.folder is None:
             raise CheckpointError("StorageWriter: must have a folder: give it one, or checkpoint_id to dcp.save")
         if kwargs.get("use_collectives") is False:
             raise CheckpointError("StorageWriter: use_collectives must be True, since rank 0 commits for all ranks")
-        self._folder = target_folder(self._folder)
-        self._rank = kwargs.get("rank", dist.get_rank() if dist.is_initialized() else 0)
+        save.folder = target_folder(save.folder)
+        save.rank = kwargs.get("rank", dist.get_rank() if dist.is_initialized() else 0)
 
     def prepare_local_plan(self, plan: planner.SavePlan) -> planner.SavePlan:
-        """Returns the plan as it is."""
+        """Checks that all items can be written, and returns the plan as it is.
+
+        Raises:
+            CheckpointError: a tensor is of a type that no reader takes, or the state could not be copied.
+        """
+        for item in plan.items:
+            if item.index.fqn == _NOT_STAGED:
+                raise CheckpointError(self._not_staged)
+            require_text(item.index.fqn)
+            if item.tensor_data is not None and item.tensor_data.properties.dtype not in _DTYPES:
+                raise CheckpointError(
+                    f"{item.index.fqn}: must be of a type that can be loaded, but is of "
+                    f"{item.tensor_data.properties.dtype}"
+                )
         return plan
 
     def prepare_global_plan(self, plans: list[planner.SavePlan]) -> list[planner.SavePlan]:
         """Creates the partial folder, and tells the other ranks its path."""
         final = self._target()
         final.parent.mkdir(parents=True, exist_ok=True)
-        self._partial = make_partial_folder(final, may_replace=is_checkpoint)
-        self._remove = weakref.finalize(self, remove_partial, self._partial)
+        partial = make_partial_folder(final, may_replace=is_checkpoint)
+        self._save.begin(partial)
         if dist.is_initialized():
             # Planners may keep plans of an earlier save, with the folder of that one: the store has the newest.
-            _get_default_store().set(_key_of(final), str(self._partial))
-        return [replace(plan, storage_data=str(self._partial)) for plan in plans]
+            _get_default_store().set(_key_of(final), str(partial))
+        return [replace(plan, storage_data=str(partial)) for plan in plans]
 
     def write_data(self, plan: planner.SavePlan, planner: planner.SavePlanner) -> Future[list[storage.WriteResult]]:
         """Writes the items of this rank to one file. Returns a future that is done.
@@ -180,7 +248,7 @@ class StorageWriter(_OfFolder, storage.StorageWriter):
             raise CheckpointError(
                 f"{folder}: must be a folder on a file system that all ranks share, but this rank does not see it"
             )
-        name, items = data_name(self._rank), list(plan.items)
+        name, items = data_name(self._save.rank), list(plan.items)
         results = []
         if items:
             written = write_items(folder / name, _values(items, planner), direct=self._direct)
@@ -201,36 +269,30 @@ class StorageWriter(_OfFolder, storage.StorageWriter):
             CheckpointError: something that is described was not written.
             OSError: a file cannot be written or renamed.
         """
-        if self._partial is None:
+        partial = self._save.partial
+        if partial is None:
             raise CheckpointError("StorageWriter: finish must be called where prepare_global_plan was")
-        write_descriptions(self._partial, metadata, [one for of_rank in results for one in of_rank])
-        commit_checkpoint(self._partial, self._target())
-        self._remove.detach()
-        self._forget()
+        write_descriptions(partial, metadata, [one for of_rank in results for one in of_rank])
+        commit_checkpoint(partial, self._target())
+        self._save.commit()
 
     def _partial_of(self, plan: planner.SavePlan) -> Path:
         """The partial folder that the first rank has made."""
-        if self._partial is not None:
-            return self._partial
+        if self._save.partial is not None:
+            return self._save.partial
+        key = _key_of(self._target())
+        if dist.is_initialized() and _get_default_store().check([key]):  # it is set before any rank gets here
+            return Path(_get_default_store().get(key).decode())
         if isinstance(plan.storage_data, str) and Path(plan.storage_data).is_dir():
             return Path(plan.storage_data)
-        key = _key_of(self._target())
-        if not dist.is_initialized() or not _get_default_store().check([key]):  # it is set before any rank gets here
-            raise CheckpointError(
-                f"{self._target()}: must be the same folder on all ranks, but the first rank saves to another one"
-            )
-        return Path(_get_default_store().get(key).decode())
+        raise CheckpointError(
+            f"{self._target()}: must be the same folder on all ranks, but the first rank saves to another one"
+        )
 
     def _target(self) -> Path:
-        if self._folder is None:
+        if self._save.folder is None:
             raise CheckpointError("StorageWriter: must have a folder")
-        return self._folder
-
-    def _forget(self) -> None:
-        """Removes what is left of a save that failed."""
-        if self._remove is not None:
-            self._remove()
-        self._partial = self._remove = None
+        return self._save.folder
 
 
 def _key_of(folder: Path) -> str:

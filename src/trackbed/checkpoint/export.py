@@ -2,9 +2,10 @@
 
 import json
 from collections.abc import Callable, Generator, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from itertools import cycle
 from math import prod
 from pathlib import Path
@@ -14,6 +15,8 @@ import numpy as np
 import torch
 
 from trackbed.checkpoint.folder import CheckpointFolder, local_folder, open_folder
+from trackbed.checkpoint.format.catalogue import StoredTensor
+from trackbed.checkpoint.format.dcp_metadata import DCP_METADATA
 from trackbed.checkpoint.format.safetensors_files import (
     INDEX_NAME,
     METADATA,
@@ -29,6 +32,7 @@ from trackbed.checkpoint.io.file_writer import Bytes, FileWriter
 from trackbed.checkpoint.save import save
 from trackbed.checkpoint.state.sharded_tensor import ShardedTensor
 from trackbed.comm import SOLO
+from trackbed.daemon_threads import DaemonThreads
 from trackbed.errors import ArgumentError, CheckpointError
 from trackbed.files.publish import remove_partial, write_new
 from trackbed.files.publish_folder import commit_folder, flush_files, make_partial_folder
@@ -91,9 +95,9 @@ def export_model(
         FileExistsError: the target is there, and is no empty folder.
         OSError: a file cannot be written.
     """
-    if file_bytes < 1:
-        raise ArgumentError(f"file_bytes must be at least 1, but is {file_bytes}")
+    _check_options(dtype, rename, file_bytes)
     opened = open_folder(local_folder(folder))
+    stamps = _stamps(opened)
     tensors = find_model(opened, dtype=dtype, rename=rename or {})
     files = divide(tensors, file_bytes)
     final = local_folder(target).absolute()
@@ -116,11 +120,40 @@ def export_model(
             }
             write_new(partial / INDEX_NAME, json.dumps(index, indent=2).encode())
             flush_files([partial / INDEX_NAME])
+        _require_unchanged(opened, stamps)
         commit_folder(partial, final, may_replace=lambda _: False)
     except BaseException:
         remove_partial(partial)
         raise
     return tensors
+
+
+def _require_unchanged(opened: CheckpointFolder, stamps: dict[str, tuple[int, int, int] | None]) -> None:
+    if _stamps(opened) != stamps:
+        raise CheckpointError(f"{opened.path}: must stay as it is during the export, but was changed or replaced")
+
+
+def _check_options(dtype: Any, rename: Any, file_bytes: Any) -> None:
+    if isinstance(file_bytes, bool) or not isinstance(file_bytes, int) or file_bytes < 1:
+        raise ArgumentError(f"file_bytes must be an integer of at least 1, but is {file_bytes!r}")
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise ArgumentError(f"dtype must be a type of torch of floating point, but is {dtype!r}")
+    names = {} if rename is None else rename
+    if not isinstance(names, Mapping) or not all(isinstance(one, str) for pair in names.items() for one in pair):
+        raise ArgumentError(f"rename must have new names by name, but is {str(rename)[:80]}")
+
+
+def _stamps(opened: CheckpointFolder) -> dict[str, tuple[int, int, int] | None]:
+    """What tells the files of a checkpoint from others of their names."""
+    found: dict[str, tuple[int, int, int] | None] = {}
+    for name in (DCP_METADATA, *opened.catalogue.files):
+        try:
+            status = (opened.path / name).stat()
+        except OSError:
+            found[name] = None
+        else:
+            found[name] = status.st_ino, status.st_size, status.st_mtime_ns
+    return found
 
 
 def find_model(
@@ -151,8 +184,10 @@ def find_model(
         stored = catalogue.tensors[key]
         if stored.rows and prod(stored.shape):
             place = int(catalogue.file[stored.rows[0]]), int(catalogue.start[stored.rows[0]])
-            if place in places:
-                continue  # another name of a tensor that is there already
+            if place in places:  # another name of a tensor that is there already
+                if old in rename:
+                    raise ArgumentError(f"rename: must have names that are written, but {old!r} is a second name")
+                continue
             places.add(place)
         name = rename.get(old, old)
         if name == METADATA:
@@ -192,33 +227,52 @@ def _write_file(
     header = encode_header({tensor.name: (tensor.dtype, tensor.shape) for tensor in tensors}, {"format": "pt"})
     with FileWriter(path) as file, BoxReader(opened.path, opened.catalogue) as reader:
         file.write(header)
-        with opened.naming_replacement(), closing(_read_ahead(tensors, reader)) as slabs:
+        with opened.naming_replacement(), closing(_read_ahead(tensors, reader, opened.catalogue.tensors)) as slabs:
             for slab in slabs:
                 file.write(slab.data)
                 advance(len(slab))
         file.finish()
 
 
-def _read_ahead(tensors: list[ExportedTensor], reader: BoxReader) -> Generator[Bytes]:
+def _read_ahead(
+    tensors: list[ExportedTensor], reader: BoxReader, stored: Mapping[str, StoredTensor]
+) -> Generator[Bytes]:
     """Yields the bytes of tensors in order, some at a time; a thread reads the next ones meanwhile.
 
     An array is used again once the one after it has been asked for.
+
+    Args:
+        tensors: tensors.
+        reader: reads them.
+        stored: what the checkpoint has, by key.
     """
     buffers = cycle(np.empty(_SLAB_BYTES, np.uint8) for _ in range(2))
 
     def read(tensor: ExportedTensor, first: Numbers, shape: Numbers, buffer: Bytes) -> Bytes:
         num_bytes = prod(shape) * tensor.dtype.itemsize
         slab = buffer[:num_bytes]
-        with torch.no_grad():
-            count = reader.read_box(tensor.key, torch.from_numpy(slab).view(tensor.dtype).view(shape), first)
-        if count != prod(shape):
-            raise CheckpointError(f"{tensor.key}: all elements of the box at {first} must be stored, but {count:,} are")
+        box = torch.from_numpy(slab).view(tensor.dtype).view(shape)
+        fill(tensor, first, box)
+        kind = stored[tensor.key].dtype
+        if tensor.dtype != kind and not box.float().isfinite().all():
+            own = torch.empty(shape, dtype=kind, device="cpu")
+            fill(tensor, first, own)
+            if not torch.equal(own.double().isfinite(), box.double().isfinite()):
+                raise CheckpointError(
+                    f"{tensor.key}: must have values of {tensor.dtype}, but has larger ones: leave dtype out"
+                )
         return slab
 
-    with ThreadPoolExecutor(1, "trackbed-export") as thread:
+    def fill(tensor: ExportedTensor, first: Numbers, box: torch.Tensor) -> None:
+        with torch.no_grad():
+            count = reader.read_box(tensor.key, box, first)
+        if count != box.numel():
+            raise CheckpointError(f"{tensor.key}: all elements of the box at {first} must be stored, but {count:,} are")
+
+    with DaemonThreads("trackbed-export") as thread:
         ahead: Future[Bytes] | None = None
         for (tensor, first, shape), buffer in zip(_slabs(tensors), buffers, strict=False):
-            following = thread.submit(read, tensor, first, shape, buffer)
+            following = thread.submit(partial(read, tensor, first, shape, buffer))
             if ahead is not None:
                 yield ahead.result()
             ahead = following

@@ -125,7 +125,7 @@ class CheckpointFolder:
                 path = paths.get(key, ())
                 if any(isinstance(part, int) for part in path) and not is_left_out(key):
                     put(common, path, reader.read_tensor(key))
-        return {key: _with_lists(value) for key, value in common.items()}
+        return {key: with_lists(value) for key, value in common.items()}
 
     def _load_common(self) -> dict[str, Any]:
         content = maybe_read_file(self.path, COMMON_NAME)
@@ -168,11 +168,11 @@ def put(state: dict[Any, Any], path: tuple[Any, ...], value: Any) -> None:
     state[last] = value
 
 
-def _with_lists(value: Any) -> Any:
+def with_lists(value: Any) -> Any:
     """Nested dictionaries with lists in the places of those whose keys are positions."""
     if type(value) is not dict:
         return value
-    below = {key: _with_lists(one) for key, one in value.items()}
+    below = {key: with_lists(one) for key, one in value.items()}
     is_list = below and all(isinstance(key, int) for key in below) and sorted(below) == list(range(len(below)))
     return [below[number] for number in range(len(below))] if is_list else below
 

@@ -1,8 +1,14 @@
 """Python's collector of cycles, paused while a plan makes many objects at once."""
 
 import gc
+import os
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Final
+
+_pauses: Final[deque[None]] = deque()
+"""One for each block that has paused the collector."""
 
 
 @contextmanager
@@ -16,7 +22,18 @@ def paused_collector() -> Iterator[None]:
         yield
         return
     gc.disable()
+    _pauses.append(None)
     try:
         yield
     finally:
+        _pauses.pop()
         gc.enable()
+
+
+def _resume_in_child() -> None:
+    """A forked process has no thread that would end the pause of its parent."""
+    if _pauses:
+        gc.enable()
+
+
+os.register_at_fork(after_in_child=_resume_in_child)

@@ -187,7 +187,7 @@ def verify(ctx: click.Context, folder: Path) -> None:
         total = size_of(map(str, folder.iterdir())) if folder.is_dir() else 0
         problems = list(find_damage(folder, cumulative(progress, max(1, total))))
     for problem in problems:
-        click.echo(f"trackbed: {problem}", err=True)
+        click.echo(f"trackbed: {_printable(problem)}", err=True)
     if problems:
         ctx.exit(1)
     if ctx.obj:

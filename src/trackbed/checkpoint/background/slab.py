@@ -39,6 +39,8 @@ class Slab:
         self._is_locked = False
         self._descriptor = -1
         self._lease: weakref.ref[Any] | None = None
+        self._process: int | None = None
+        """Process that has taken the memory, which processes forked from it would share."""
         self.serial = 0
         """Number of the memory, which no other memory of this process has."""
 
@@ -67,7 +69,8 @@ class Slab:
         Raises:
             CheckpointError: there is not so much.
         """
-        if num_bytes <= self._num_bytes and is_locked <= self._is_locked:
+        is_own = self._process in (None, os.getpid())
+        if is_own and num_bytes <= self._num_bytes and is_locked <= self._is_locked:
             return
         num_bytes, is_locked = max(num_bytes, self._num_bytes), is_locked or self._is_locked
         self.release()
@@ -80,6 +83,7 @@ class Slab:
             raise CheckpointError(
                 f"snapshot: must have {size:,} bytes of memory for the copies of this rank, but: {error}"
             ) from error
+        self._process = os.getpid()
         self._num_bytes, self._is_locked, self.serial = size, is_locked, next(_serials)
 
     def reserve_for(self, values: Sequence[torch.Tensor | bytes]) -> list[int]:

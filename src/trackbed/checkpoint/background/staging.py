@@ -1,5 +1,6 @@
 """Copies of whole states for `torch.distributed.checkpoint.async_save`, in slabs that later saves use again."""
 
+import os
 from collections import OrderedDict
 from collections.abc import Callable
 from threading import Lock
@@ -18,6 +19,11 @@ class SlabPool:
     """Slabs, each of which is used again once nothing refers to the copies in it."""
 
     def __init__(self) -> None:
+        self._renew()
+        os.register_at_fork(after_in_child=self._renew)
+
+    def _renew(self) -> None:
+        """Begins without slabs: a forked process leaves those of its parent alone."""
         self._lock = Lock()
         self._slabs: list[Slab] = []
 

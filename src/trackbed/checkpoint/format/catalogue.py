@@ -160,6 +160,7 @@ class CatalogueBuilder:
 
     def add_tensor(self, key: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
         """Adds a global tensor, of which no box has been added."""
+        require_text(key)
         found = self._tensors.setdefault(key, (dtype, shape, []))
         if found[:2] != (dtype, shape):
             raise CheckpointError(
@@ -188,6 +189,7 @@ class CatalogueBuilder:
         self, unique_key: str, *, file: str, start: int, num_bytes: int, sums: Iterable[int] | None = None
     ) -> None:
         """Adds an object, whose payload is the item."""
+        require_text(unique_key)
         if unique_key in self._objects:
             raise CheckpointError(f"{unique_key}: an object must be stored once, but is twice")
         self._objects[unique_key] = len(self._numbers)
@@ -203,6 +205,7 @@ class CatalogueBuilder:
         payload_bytes: int,
         sums: Iterable[int] | None,
     ) -> None:
+        require_text(file)
         number = self.files.setdefault(file, len(self.files))
         first = -1 if sums is None else len(self._sums)
         self._sums.extend(sums or ())
@@ -238,3 +241,24 @@ class CatalogueBuilder:
 
 EMPTY: Final = CatalogueBuilder().build()
 """Contents of nothing."""
+
+
+def is_text(key: str) -> bool:
+    """True for text that UTF-8 and names of files can have."""
+    if key.isascii():
+        return "\0" not in key
+    try:
+        key.encode()
+    except UnicodeEncodeError:
+        return False
+    return "\0" not in key
+
+
+def require_text(key: str) -> None:
+    """Checks a key, or the name of a file.
+
+    Raises:
+        CheckpointError: it has parts of characters, or a zero, which no other reader takes.
+    """
+    if not is_text(key):
+        raise CheckpointError(f"keys must be text without zeros and parts of characters, found {key!r}")

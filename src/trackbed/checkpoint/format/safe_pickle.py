@@ -21,6 +21,8 @@ from trackbed.checkpoint.values.storages import own_memory
 from trackbed.errors import CheckpointError
 from trackbed.files.checksum import crc32
 
+_IS_FOLDER: Final = 0x10
+"""Attribute of folders in archives."""
 _READ_BYTES: Final = 4 << 20
 _MOST_PROTOCOL: Final = 3
 """Protocol of pickles from which torch's own loader understands only some operations."""
@@ -202,6 +204,9 @@ def _check_members(content: bytes | memoryview, where: str) -> None:
                     raise CheckpointError(
                         f"{where}: members must be stored plainly, but {member.filename} is compressed"
                     )
+                if member.is_dir() or member.external_attr & _IS_FOLDER:
+                    # torch's reader would read nothing for it, and leave a tensor's memory as it is
+                    raise CheckpointError(f"{where}: members must be files, but {member.filename} is a folder")
                 # zipfile checks too, with a slower function, at the end of a member
                 with archive.open(member) as stream:
                     stream._expected_crc = None  # type: ignore[attr-defined]  # noqa: SLF001

@@ -8,6 +8,7 @@ Format: https://huggingface.co/docs/safetensors. A folder has `model.safetensors
 
 import json
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from math import prod
 from pathlib import Path
@@ -15,15 +16,15 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from trackbed.checkpoint.format.catalogue import Catalogue, CatalogueBuilder
-from trackbed.errors import CheckpointError
+from trackbed.checkpoint.format.catalogue import Catalogue, CatalogueBuilder, is_text
+from trackbed.errors import CheckpointError, FormatError
+from trackbed.files.regular import open_regular, read_regular
 
 INDEX_NAME: Final = "model.safetensors.index.json"
 SUFFIX: Final = ".safetensors"
 METADATA: Final = "__metadata__"
 _HEAD_BYTES: Final = 8
 _MOST_HEADER_BYTES: Final = 100_000_000
-_MOST_INDEX_BYTES: Final = 1 << 30
 _ALIGNMENT: Final = 8
 _MOST_AXES: Final = 64
 NAMES: Final[Mapping[torch.dtype, str]] = {
@@ -93,8 +94,8 @@ def read_header(path: Path) -> tuple[dict[str, TensorPlace], int]:
     """
     name = path.name
     try:
-        with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
+        descriptor, size = open_regular(path)
+        with os.fdopen(descriptor, "rb") as file:
             length = int.from_bytes(file.read(_HEAD_BYTES), "little")
             if size < _HEAD_BYTES or not 0 < length <= min(_MOST_HEADER_BYTES, size - _HEAD_BYTES):
                 most = min(_MOST_HEADER_BYTES, max(0, size - _HEAD_BYTES))
@@ -102,6 +103,8 @@ def read_header(path: Path) -> tuple[dict[str, TensorPlace], int]:
             text = file.read(length)
     except OSError as error:
         raise CheckpointError(f"{name}: must be a file of safetensors, but cannot be read: {error.strerror}") from error
+    except FormatError as error:
+        raise CheckpointError(str(error)) from error
     try:
         found = json.loads(text.decode(), object_pairs_hook=_without_doubles)
     except (ValueError, RecursionError) as error:
@@ -116,13 +119,15 @@ def read_header(path: Path) -> tuple[dict[str, TensorPlace], int]:
 def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        keys = [key for key, _ in pairs]
-        raise ValueError(f"{next(key for key in keys if keys.count(key) > 1)!r} is there twice")
+        counts = Counter(key for key, _ in pairs)
+        raise ValueError(f"{counts.most_common(1)[0][0]!r} is there twice")
     return found
 
 
 def _place_of(name: str, key: str, entry: Any) -> TensorPlace:
     """A tensor of the header."""
+    if not is_text(key):
+        raise CheckpointError(f"{name}: keys must be text, found {key!r}")
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
         raise CheckpointError(f"{name}: {key} must have dtype, shape and data_offsets, found {str(entry)[:80]}")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
@@ -194,14 +199,16 @@ def _read_index(folder: Path) -> dict[str, str] | None:
     index = folder / INDEX_NAME
     if not index.exists():
         return None
-    if index.stat().st_size > _MOST_INDEX_BYTES:
-        raise CheckpointError(f"{INDEX_NAME}: must have at most {_MOST_INDEX_BYTES:,} bytes")
     try:
-        found: dict[str, str] = dict(json.loads(index.read_text())["weight_map"].items())
+        found: dict[str, str] = dict(json.loads(read_regular(index).decode())["weight_map"].items())
+    except FormatError as error:
+        raise CheckpointError(str(error)) from error
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{INDEX_NAME}: must have a weight_map in JSON, but has none: {error!r}") from error
+    if not found:
+        raise CheckpointError(f"{INDEX_NAME}: must say where tensors are, but its weight_map is empty")
     for name in found.values():
-        if not isinstance(name, str) or not name.endswith(SUFFIX) or Path(name).name != name or "\0" in name:
+        if not isinstance(name, str) or not name.endswith(SUFFIX) or Path(name).name != name or not is_text(name):
             raise CheckpointError(f"{INDEX_NAME}: must name files of this folder that end in {SUFFIX}, found {name!r}")
     return found
 

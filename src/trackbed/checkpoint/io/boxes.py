@@ -4,7 +4,7 @@ import os
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, wait
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,7 @@ from trackbed.checkpoint.io.box_parts import Numbers, cut_box, slabs_of
 from trackbed.checkpoint.io.file_reader import FileReader
 from trackbed.checkpoint.io.file_writer import bytes_of
 from trackbed.checkpoint.io.pinned_blocks import StreamCopies, UploadLane, is_on_gpu, wait_for
+from trackbed.daemon_threads import DaemonThreads
 from trackbed.errors import CheckpointError
 
 _SHARDED_OBJECT: Final = re.compile(r"/shard_[0-9.]*_[0-9.]*$")
@@ -275,7 +276,7 @@ def fill_boxes(places: Iterable[BoxToFill], folder: Path, catalogue: Catalogue, 
                     return
                 reader.read_box(piece.key, piece.box, piece.first)
 
-    with ThreadPoolExecutor(num_threads, "trackbed-read") as threads:
+    with DaemonThreads("trackbed-read", num_threads=num_threads) as threads:
         pending = {threads.submit(work) for _ in range(num_threads)}
         try:
             while pending:

@@ -13,8 +13,9 @@ import os
 import resource
 from collections import deque
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -27,6 +28,7 @@ from isal.isal_zlib import crc32_combine
 from trackbed.checkpoint.format.extents import SUM_BYTES
 from trackbed.checkpoint.format.torch_record import tensor_record
 from trackbed.checkpoint.io.pinned_blocks import StreamCopies, blocks_of, is_on_gpu
+from trackbed.daemon_threads import DaemonThreads
 from trackbed.files.checksum import crc32
 from trackbed.files.writeback import Writeback
 
@@ -68,7 +70,7 @@ class FileWriter:
         self._poll = poll
         self._descriptor, self._is_direct = _create(path, direct=direct)
         self._writeback = None if self._is_direct else Writeback(self._descriptor)
-        self._threads = ThreadPoolExecutor(_NUM_THREADS if self._is_direct else 1, "trackbed-write")
+        self._threads = DaemonThreads("trackbed-write", num_threads=_NUM_THREADS if self._is_direct else 1)
         self._pending: deque[tuple[Future[None], mmap.mmap | None]] = deque()
         """Writes in order, each with the block that is free afterwards."""
         self._free: list[mmap.mmap] = []
@@ -84,7 +86,7 @@ class FileWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._threads.shutdown(cancel_futures=True)
+        self._threads.shut_down()
         try:
             if error is not None:
                 # On a full disk, where the ranks may have the file of their store, too, this makes room for the report.
@@ -183,7 +185,7 @@ class FileWriter:
             chunk = block[start : min(start + _BLOCK_BYTES, end)]
             while len(self._pending) >= _NUM_BLOCKS:
                 self._await_first()
-            write = self._threads.submit(self._write_block, chunk, len(chunk), self.position)
+            write = self._threads.submit(partial(self._write_block, chunk, len(chunk), self.position))
             self._pending.append((write, None))
             sums += [crc32(chunk[first : first + SUM_BYTES]) for first in range(0, len(chunk), SUM_BYTES)]
             self.position += len(chunk)
@@ -214,7 +216,7 @@ class FileWriter:
         memory, size, start = self._memory, self._filled, self._block_start
         self._block = self._memory = None
         if memory is not None:
-            self._pending.append((self._threads.submit(self._write_block, memory, size, start), memory))
+            self._pending.append((self._threads.submit(partial(self._write_block, memory, size, start)), memory))
 
     def _write_block(self, memory: Any, size: int, start: int) -> None:
         with memoryview(memory) as view:

@@ -2,7 +2,6 @@
 
 import hashlib
 from collections.abc import Callable, Container, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Event
@@ -15,6 +14,7 @@ import torch
 from trackbed.checkpoint.ranks import Meeting
 from trackbed.checkpoint.state.partial_tensors import tensors_in
 from trackbed.comm.tensor_digest import components, tensor_digest
+from trackbed.daemon_threads import DaemonThreads
 from trackbed.errors import CheckpointError
 
 _LARGE_BYTES: Final = 64 << 10
@@ -71,7 +71,7 @@ def digesting(common: dict[str, Any], poll: Callable[[], None]) -> Iterator[Call
             torch.cuda.set_stream(stream)
         return _described(tensors, check)
 
-    with ThreadPoolExecutor(1, "trackbed plain tensors") as thread:
+    with DaemonThreads("trackbed plain tensors") as thread:
         future = thread.submit(described)
         try:
             yield future.result

@@ -4,7 +4,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias, get_args
 
-from trackbed.checkpoint.folder import CheckpointFolder
+from trackbed.checkpoint.folder import CheckpointFolder, put, with_lists
 from trackbed.checkpoint.io.boxes import BoxReader
 from trackbed.errors import CheckpointError
 from trackbed.grads.parameter_set import name_in_module
@@ -109,6 +109,7 @@ def find_state(
         groups, more = _groups_of_dcp(folder, f"{start}param_groups.")
         if any(isinstance(name, int) for group in groups for name in group["params"]):
             names = _names_of_numbers(groups, members, folder)
+            _check_numbered({**keys, **objects}, names, folder)
             groups = [{**group, "params": [names[str(number)] for number in group["params"]]} for group in groups]
             keys = {names.get(number, number): fields for number, fields in keys.items()}
             objects = {names.get(number, number): fields for number, fields in objects.items()}
@@ -118,6 +119,9 @@ def find_state(
             f"{folder.path}: must have a state of the optimizer, but has no {start}* keys, found "
             f"{', '.join(tops[:8])}: leave the optimizer out, or use trackbed.load for what has another name"
         )
+    others = saved.get("others", {}) if isinstance(saved, Mapping) else {}
+    if folder.is_plain and not others and (more_of_dcp := _others_of_dcp(folder, start)):
+        others = {"0": more_of_dcp}
     options = {name_in_module(name): without_names(group) for group in groups for name in group["params"]}
     plain = saved.get("state", {}) if isinstance(saved, Mapping) else {}
     return StoredState(
@@ -129,7 +133,7 @@ def find_state(
         saved.get("local", {}) if isinstance(saved, Mapping) else {},
         saved.get("whole", {}) if isinstance(saved, Mapping) else {},
         isinstance(saved, Mapping) and isinstance(saved.get("divided"), Mapping),
-        saved.get("others", {}) if isinstance(saved, Mapping) else {},
+        others,
     )
 
 
@@ -166,19 +170,62 @@ def _groups_of_dcp(folder: CheckpointFolder, start: str) -> tuple[list[State], d
         for key in folder.catalogue.tensors:
             if key.startswith(start):
                 values[key[len(start) :]] = reader.read_tensor(key)
-    of_place: dict[str, State] = {}
+    groups: dict[int, State] = {}
     for key, value in values.items():
-        place, _, option = key.rpartition(".")
-        of_place.setdefault(place, {})[option] = value
-    if all(place.isdecimal() and "params" in group for place, group in of_place.items()):
-        return [group for _, group in sorted(of_place.items(), key=lambda one: int(one[0]))], {}
-    return [], {name_in_module(name): group for name, group in of_place.items()}
+        path = _path_below(folder.catalogue.paths.get(start + key, ()), start)
+        if path and isinstance(path[0], int):
+            if len(path) == 1:
+                raise CheckpointError(f"{start}{key}: must be a parameter group, but is of {type(value).__name__}")
+            put(groups.setdefault(path[0], {}), path[1:], value)
+    if groups:
+        found = [with_lists(group) for _, group in sorted(groups.items())]
+        for number, group in enumerate(found):
+            _check_params(group.get("params"), f"{start}{number}.params")
+        return found, {}
+    of_name: dict[str, State] = {}
+    for key, value in values.items():
+        name, _, option = key.rpartition(".")
+        of_name.setdefault(name_in_module(name), {})[option] = value
+    return [], of_name
+
+
+def _path_below(path: tuple[Any, ...], start: str) -> tuple[Any, ...]:
+    """What is left of a path behind a prefix of its key."""
+    for depth in range(1, len(path)):
+        if ".".join(map(str, path[:depth])) + "." == start:
+            return path[depth:]
+    return ()
+
+
+def _check_params(params: Any, where: str) -> None:
+    """Checks the numbers or names of the parameters of a group."""
+    is_list = isinstance(params, list | tuple) and all(type(one) in (int, str) for one in params)
+    if not is_list or len({type(one) for one in params}) > 1 or len(set(params)) < len(params):
+        raise CheckpointError(f"{where}: must be different numbers or names of parameters, found {str(params)[:80]}")
+
+
+def _others_of_dcp(folder: CheckpointFolder, start: str) -> dict[str, Any]:
+    """Further entries of the `state_dict()` of an optimizer that `torch.distributed.checkpoint` has stored."""
+    found: dict[str, Any] = {}
+    with BoxReader(folder.path, folder.catalogue) as reader:
+        for keys, read in (
+            (folder.catalogue.objects, reader.read_object),
+            (folder.catalogue.tensors, reader.read_tensor),
+        ):
+            for key in keys:
+                path = _path_below(folder.catalogue.paths.get(key, ()), start)
+                if path and path[0] not in ("state", "param_groups"):
+                    put(found, path, read(key))
+    return {key: with_lists(value) for key, value in found.items()}
 
 
 def _names_of_numbers(
     groups: Sequence[State], members: Sequence[Sequence[str]] | None, folder: CheckpointFolder
 ) -> dict[str, str]:
-    """Names of the parameters that the `state_dict()` of an optimizer has by number, as torch's `load_state_dict` does.
+    """Names of the parameters that the `state_dict()` of an optimizer has by number.
+
+    They are those that the checkpoint has, if the program has the same; otherwise those in the same places of the
+    program's groups, as in torch's `load_state_dict`.
 
     Raises:
         CheckpointError: the program's groups have other numbers of parameters.
@@ -191,8 +238,24 @@ def _names_of_numbers(
             f"{folder.path}: has the parameters of the optimizer by number, in groups of {stored}, and must be loaded "
             f"into groups of as many, in the same order, but {found}"
         )
-    numbers = (str(number) for group in groups for number in group["params"])
-    return dict(zip(numbers, (name for group in members for name in group), strict=True))
+    numbers = [str(number) for group in groups for number in group["params"]]
+    names = [name for group in members for name in group]
+    stored_names = [name_in_module(str(name)) for group in groups for name in group.get("param_names", ())]
+    if set(stored_names) == set(names) and len(stored_names) == len(names):
+        names = stored_names  # the program may have another order
+    return dict(zip(numbers, names, strict=True))
+
+
+def _check_numbered(keys: Mapping[str, Any], names: Mapping[str, str], folder: CheckpointFolder) -> None:
+    """Checks that states by number have values alone: what lies deeper has no place."""
+    for key in keys:
+        number, _, field = key.partition(".")
+        if key not in names and number in names:
+            raise CheckpointError(
+                f"{folder.path}: states of the optimizer must have tensors and values directly in them to be loaded by "
+                f"number, but {field!r} of that of {names[number]} has some further down: leave the optimizer out, and "
+                "load its state with trackbed.load"
+            )
 
 
 def options_of_groups(members: Sequence[str], stored: StoredState) -> State:

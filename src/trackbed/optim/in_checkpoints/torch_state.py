@@ -38,6 +38,8 @@ Options: TypeAlias = Literal["checkpoint", "program"]
 OPTIONS: Final = get_args(Options)
 _OF_PROGRAM: Final = ("foreach", "fused", "capturable", "differentiable")
 """Options that say how the program computes, and are never those of a checkpoint."""
+_OWN_SHAPES: Final = ("row_var", "col_var", "d", "prev_flat_grad")
+"""Tensors of torch's `Adafactor` and `LBFGS` that have other shapes than a parameter."""
 _PART, _WHOLE = "part", "whole"
 
 
@@ -273,6 +275,16 @@ def _target(
             f"{tensor.shape}, as an older Trackbed stored it: load it into a DataParallelOptimizer, and save it again"
         )
     is_like_param = tensor.shape == tuple(param.shape) and len(tensor.shape) > 0
+    if (
+        casts
+        and not (is_like_param or is_flat or may_be_flat)
+        and len(tensor.shape) > 0
+        and not _has_shapes_of_its_own(key)
+    ):
+        raise CheckpointError(
+            f"{key}: must have the shape {tuple(param.shape)} of its parameter, but has {tensor.shape}: are the "
+            "parameters of the optimizer in the order in which they were saved?"
+        )
     # torch's own optimizers need the type of the parameter.
     are_floats = tensor.dtype.is_floating_point and param.is_floating_point()
     dtype = param.dtype if casts and (is_like_param or is_flat) and are_floats else tensor.dtype
@@ -291,6 +303,11 @@ def _target(
         entry = ShardedTensor(key, data, dtype, tensor.shape, tensor.shape, zeros, None)
         return ShardedTensorFactory(key, data, lambda *_: entry, lambda _: whole)
     return ShardedTensor(key, data, dtype, tensor.shape, tensor.shape, zeros, None)
+
+
+def _has_shapes_of_its_own(key: str) -> bool:
+    """True for tensors of torch's optimizers that have other shapes than their parameters."""
+    return key.rpartition(".")[2] in _OWN_SHAPES
 
 
 def _can_be_filled(own: Any, param: Any, dtype: torch.dtype) -> bool:
