@@ -120,6 +120,22 @@ def test_nothing_and_values_whose_keys_collide(tmp_path):
     assert request["step"] == 3
 
 
+def test_a_member_of_an_archive_that_is_marked_as_a_folder_is_damage(tmp_path):
+    """torch's reader would take memory that nothing has written."""
+    dcp.save({"w": torch.full((8,), 7.0)}, checkpoint_id=tmp_path / "saved", no_dist=True)
+    (file,) = (tmp_path / "saved").glob("*.distcp")
+    content = bytearray(file.read_bytes())
+    place = content.rindex(b"PK\1\2", 0, content.rindex(b"archive/data/0"))
+    content[place + 38] ^= 0x10
+    file.write_bytes(content)
+    assert "members must be files, but archive/data/0 is a folder" in next(find_damage(tmp_path / "saved"))
+    with pytest.raises(CheckpointError, match="archive/data/0 is a folder"):
+        trackbed.open_checkpoint(tmp_path / "saved")["w"][:]
+    for share in ((1, 1), (0, 0), (-1, 2)):
+        with pytest.raises(ArgumentError, match="share: must be a number from 0 and a larger one"):
+            next(find_damage(tmp_path / "saved", share=share))
+
+
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
 def test_types_and_keys_that_no_reader_takes_are_refused_before_anything_is_written(tmp_path):
     quantised = torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)

@@ -389,9 +389,7 @@ def test_parameters_by_number_in_another_order_are_found_by_name_or_refused(has_
     dcp.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, checkpoint_id=tmp_path)
     loaded, theirs = new(2, turned=True)
     if not has_names:
-        with pytest.raises(
-            CheckpointError, match=r"must have the shape .* of its parameter, but has .*: are the param"
-        ):
+        with pytest.raises(CheckpointError, match=r"must have the shape .* of its parameter, but has "):
             load_sharded_state(tmp_path, loaded, theirs, group=SOLO)
         return
     load_sharded_state(tmp_path, loaded, theirs, group=SOLO)
@@ -445,10 +443,8 @@ def test_numbers_that_are_none_and_nested_states_are_refused(tmp_path):
     refused(words, lambda state: state["param_groups"][0].update(params=7))
     refused(words, lambda state: state["param_groups"][0].update(params=[0, 0, 1, 1]))
     refused(r"param_groups.1: must be a parameter group, but is of int", lambda state: state["param_groups"].append(3))
-    refused(
-        "but 'inner' of that of 0.weight has some further down",
-        lambda state: state["state"][0].update(inner={"x": torch.ones(2)}),
-    )
+    inner = {"x": torch.ones(2)}
+    refused("but 'inner' of that of 0.weight has some further", lambda state: state["state"][0].update(inner=inner))
 
 
 def test_a_checkpoint_without_an_optimizer_says_what_it_has(tmp_path):
