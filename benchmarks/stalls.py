@@ -6,6 +6,7 @@ products of matrices on one thread. All contenders run in the same processes, in
 - blocked: time until the call returns; the first one apart, after `prepare` where there is such a function.
 - steps: time of a step while saves run, against the time without.
 - whole: time from the call to the end of the save, where the program waits for it, against a save in the foreground.
+- memory: what the rank and its child processes take during the first save, beside the bytes that the rank writes.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import os
 import shutil
 import statistics
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable
@@ -24,7 +26,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
-from benchmarks.checkpoints import State
+from benchmarks.checkpoints import State, megatron_modules
 from benchmarks.harness import machine, run_on_ranks
 from trackbed import Checkpointer, save
 
@@ -42,6 +44,10 @@ class Contender:
     is_over: Callable[[], bool]
     end: Callable[[], object]
     """Waits for the end of the save."""
+    prepare: Callable[[], object] = lambda: None
+    close: Callable[[], object] = lambda: None
+    memory: int = 0
+    """Most bytes that it takes during a save, beside those that the rank has."""
     blocked: list[float] = field(default_factory=list)
     whole: list[float] = field(default_factory=list)
     steps: list[float] = field(default_factory=list)
@@ -80,21 +86,74 @@ class TorchSaves:
         self._future.result()
 
 
+class MegatronSaves:
+    """Saves of megatron-core, whose queue forks a process for each."""
+
+    def __init__(self, state: State, folder: Path) -> None:
+        self._package, self._wrappers, self._strategies, self._shim = megatron_modules()
+        with self._shim:
+            from megatron.core.dist_checkpointing.strategies.async_utils import AsyncCallsQueue
+        self._state, self._folder = state, folder
+        self._queue = AsyncCallsQueue()
+
+    def begin(self, step: int) -> None:
+        """Begins a save."""
+        folder = self._folder / str(step)
+        if dist.get_rank() == 0:
+            folder.mkdir(parents=True)
+        dist.barrier()
+        with self._shim:
+            strategy = self._strategies.TorchDistSaveShardedStrategy("torch_dist", 1)
+            strategy = self._wrappers.FullyParallelSaveStrategyWrapper(strategy)
+            entries = self._state.sharded_state(self._package.ShardedTensor)
+            request = self._package.save(entries, str(folder), strategy, async_sharded_save=True)
+            self._queue.schedule_async_request(request)
+
+    def is_over(self) -> bool:
+        """True once the files are written. Collective, so all ranks ask as often."""
+        with self._shim:
+            self._queue.maybe_finalize_async_calls()
+        return int(self._queue.get_num_unfinalized_calls()) == 0
+
+    def end(self) -> None:
+        """Waits for the end."""
+        with self._shim:
+            self._queue.maybe_finalize_async_calls(blocking=True)
+
+
 def contenders(state: State, folder: Path) -> dict[str, Contender]:
     """Ways to save the state."""
     tensors = state.torch_state()
-    checkpointer = Checkpointer(folder / "trackbed", keep_last=1)
-    checkpointer.prepare(tensors)
-
-    def is_over() -> bool:
-        checkpointer.poll()
-        return checkpointer.history[-1].total_seconds is not None
-
-    found = {"Trackbed": Contender(lambda step: checkpointer.save(step, tensors), is_over, checkpointer.wait)}
+    found = {}
+    for writer, name in (("thread", "Trackbed"), ("process", "Trackbed, process")):
+        found[name] = trackbed_contender(tensors, folder / name.replace(", ", "-"), writer)
     for name, keeps_memory in (("DCP, thread", False), ("DCP, thread, its memory kept", True)):
         saves = TorchSaves(tensors, folder / name.replace(",", ""), keeps_memory=keeps_memory)
         found[name] = Contender(saves.begin, saves.is_over, saves.end)
+    megatron = MegatronSaves(state, folder / "megatron-core")
+    found["megatron-core"] = Contender(megatron.begin, megatron.is_over, megatron.end)
     return found
+
+
+def trackbed_contender(tensors: dict[str, Any], folder: Path, writer: Any) -> Contender:
+    """Saves of a `Checkpointer`, which is made when the first one begins."""
+    made: list[Checkpointer] = []
+
+    def prepare() -> None:
+        made.append(Checkpointer(folder, keep_last=1, writer=writer))
+        made[0].prepare(tensors)
+
+    def is_over() -> bool:
+        made[0].poll()
+        return made[0].history[-1].total_seconds is not None
+
+    def end() -> None:
+        made[0].wait()
+
+    def close() -> None:
+        made[0].close()
+
+    return Contender(lambda step: made[0].save(step, tensors), is_over, end, prepare, close)
 
 
 def training_step(matrices: list[torch.Tensor]) -> float:
@@ -104,41 +163,80 @@ def training_step(matrices: list[torch.Tensor]) -> float:
     return time.perf_counter() - start
 
 
-def copy_seconds(state: State) -> float:
-    """Time of a bare copy of what a rank has, into memory that is there."""
+def copy_seconds(state: State, rounds: int) -> float:
+    """Median time of a bare copy of what a rank has, into memory that is there, on all ranks at once: the slowest."""
     source = list(state.tensors.values())
     target = [torch.empty_like(tensor) for tensor in source]
     seconds = []
-    for _ in range(4):
+    for _ in range(rounds + 1):
+        dist.barrier()
         start = time.perf_counter()
         for one, other in zip(target, source, strict=True):
             one.copy_(other)
         seconds.append(time.perf_counter() - start)
-    return min(seconds[1:])
+    found = torch.tensor(statistics.median(seconds[1:]))
+    dist.all_reduce(found, dist.ReduceOp.MAX)
+    return found.item()
+
+
+class Memory:
+    """Highest memory of this process and its children that no file has, while it is watched."""
+
+    def __init__(self) -> None:
+        self._is_over = threading.Event()
+        self.most = 0
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def _watch(self) -> None:
+        while not self._is_over.wait(0.02):
+            self.most = max(self.most, memory())
+
+    def end(self) -> int:
+        """Ends the watch. Returns the bytes."""
+        self._is_over.set()
+        self._thread.join()
+        return self.most
+
+
+def memory() -> int:
+    """Bytes of this process and its children that no file has. Memory that processes share counts in each."""
+    own = os.getpid()
+    children = Path(f"/proc/{own}/task/{own}/children").read_text().split()
+    return sum(memory_of(pid) for pid in (str(own), *children))
+
+
+def memory_of(pid: str) -> int:
+    """Anonymous and shared memory of a process, in bytes; of a child, the anonymous memory alone."""
+    kinds = ("RssAnon:", "RssShmem:") if pid == str(os.getpid()) else ("RssAnon:",)
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:  # it has ended
+        return 0
+    return sum(1024 * int(line.split()[1]) for line in lines if line.startswith(kinds))
 
 
 def measure(folder: Path, options: argparse.Namespace) -> None:
     """Prints the tables, on rank 0."""
     state = State.make("divided")
-    copy = copy_seconds(state)
+    copy = copy_seconds(state, options.rounds)
     ways = contenders(state, folder)
     foreground = []
-    for _ in range(3):
+    for _ in range(options.rounds):
         dist.barrier()
         start = time.perf_counter()
         save(state.torch_state(), folder / "foreground")
         foreground.append(time.perf_counter() - start)
+    for way in ways.values():
+        before, watch = memory(), Memory()
+        way.prepare()
+        time.sleep(3)  # a process needs some time to start
+        measure_blocked(way, 0, folder)
+        way.memory = watch.end() - before
     names = list(ways)
-    for number in range(options.rounds + 1):
+    for number in range(1, options.rounds + 1):
         for name in names if number % 2 else reversed(names):
-            way = ways[name]
-            dist.barrier()
-            start = time.perf_counter()
-            way.begin(number)
-            way.blocked.append(time.perf_counter() - start)
-            way.end()
-            way.whole.append(time.perf_counter() - start)
-            clear(folder)
+            measure_blocked(ways[name], number, folder)
     side = 600
     matrices = [torch.rand(side, side) for _ in range(3)]
     number = options.rounds
@@ -158,10 +256,23 @@ def measure(folder: Path, options: argparse.Namespace) -> None:
     poll = polled(ways["Trackbed"], number + 1)
     gathered: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(
-        gathered, {name: (way.blocked, way.whole, way.steps, way.idle) for name, way in ways.items()}
+        gathered, {name: (way.blocked, way.whole, way.steps, way.idle, way.memory) for name, way in ways.items()}
     )
+    for way in ways.values():
+        way.close()
     if dist.get_rank() == 0:
         report(gathered, copy, statistics.median(foreground), poll, state)
+
+
+def measure_blocked(way: Contender, number: int, folder: Path) -> None:
+    """Measures how long a save keeps the program waiting, and takes in all."""
+    dist.barrier()
+    start = time.perf_counter()
+    way.begin(number)
+    way.blocked.append(time.perf_counter() - start)
+    way.end()
+    way.whole.append(time.perf_counter() - start)
+    clear(folder)
 
 
 def polled(way: Contender, step: int) -> float:
@@ -184,11 +295,12 @@ def report(gathered: list[Any], copy: float, foreground: float, poll: float, sta
     )
     print(f"a poll takes {poll * 1e6:.1f} us\n")
     print(
-        "| | blocked first s | blocked s | times the copy | whole s | step ms | p99 ms | idle ms | p99 ms | p99 times |"
+        "| | blocked first s | blocked s | times the copy | whole s | times the foreground | MiB beside what it writes "
+        "| step ms | p99 ms | idle ms | p99 ms | p99 times |"
     )
-    print("|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|")
+    print("|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|")
     for name in gathered[0]:
-        blocked, whole, steps, idle = zip(*(found[name] for found in gathered), strict=True)
+        blocked, whole, steps, idle, taken = zip(*(found[name] for found in gathered), strict=True)
         first = max(one[0] for one in blocked)
         later = max(statistics.median(one[1:]) for one in blocked)
         total = max(statistics.median(one[1:]) for one in whole)
@@ -196,7 +308,8 @@ def report(gathered: list[Any], copy: float, foreground: float, poll: float, sta
         free = [max(statistics.median(one) for one in idle), max(high(one) for one in idle)]
         numbers = " | ".join(f"{1e3 * one:.2f}" for one in (*busy, *free))
         print(
-            f"| {name} | {first:.3f} | {later:.3f} | {later / copy:.2f} | {total:.2f} | {numbers} "
+            f"| {name} | {first:.3f} | {later:.3f} | {later / copy:.2f} | {total:.2f} | {total / foreground:.2f} "
+            f"| {(max(taken) - 1e9 * own) / 2**20:.0f} | {numbers} "
             f"| {busy[1] / free[1]:.2f} |"
         )
 
@@ -210,7 +323,7 @@ def clear(folder: Path) -> None:
     """Removes the checkpoints of torch, which would fill the disk."""
     dist.barrier()
     if dist.get_rank() == 0:
-        for path in folder.glob("DCP*/*"):
+        for path in (*folder.glob("DCP*/*"), *folder.glob("megatron-core/*")):
             shutil.rmtree(path)
     dist.barrier()
 

@@ -25,10 +25,9 @@ for layer in model:
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
 schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=10)
 loader = trackbed.BatchLoader(trackbed.open_blend("blend.toml").train, batch_size=8)
-step = 0
-latest = trackbed.latest_checkpoint(FOLDER)
-if latest is not None:
-    state = trackbed.load_sharded_state(latest, model, optimizer)  # returns what else was saved
+checkpointer = trackbed.Checkpointer(FOLDER, keep_last=3)
+step, state = 0, checkpointer.load_sharded_state(model, optimizer)  # what else was saved last, or None
+if state is not None:
     step = state["step"]
     schedule.load_state_dict(state["schedule"])
     loader.load_state_dict(state["loader"])
@@ -43,9 +42,10 @@ for batch in loader:
     if step % 10 == 0:
         more = {"step": step, "schedule": schedule.state_dict(), "loader": loader.state_dict()}
         more["random"] = trackbed.random_states()
-        trackbed.save({**trackbed.sharded_state(model, optimizer), **more}, f"{FOLDER}/step-{step:07}")
+        checkpointer.save(step, {**trackbed.sharded_state(model, optimizer), **more})  # while training goes on
         if dist.get_rank() == 0:
             print(f"step {step}: loss {loss.item():.3f}", flush=True)
     if step >= STEPS:
         break
+checkpointer.close()
 dist.destroy_process_group()

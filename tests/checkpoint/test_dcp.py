@@ -149,7 +149,7 @@ def test_types_and_keys_that_no_reader_takes_are_refused_before_anything_is_writ
 
 
 AFTER_FORK = """
-import os, sys, torch, torch.distributed as dist, torch.distributed.checkpoint as dcp
+import atexit, os, sys, torch, torch.distributed as dist, torch.distributed.checkpoint as dcp
 from trackbed.checkpoint.dcp import StorageWriter
 folder = sys.argv[1]
 dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=0, world_size=1)
@@ -160,7 +160,8 @@ while not any("partial" in name for name in os.listdir(folder)) and not saves[0]
     pass
 if os.fork() == 0:
     state = writer.stage({"w": torch.full((500_000,), -1.0)})  # not in the memory of the parent
-    sys.exit(0)
+    atexit._run_exitfuncs()  # as a process that ends does, but for threads of torch's that are not there
+    os._exit(0)
 os.wait()
 for save in saves:
     save.result()

@@ -19,6 +19,7 @@ from trackbed import (
 )
 from trackbed.checkpoint.background import snapshot as snapshot_module
 from trackbed.checkpoint.background.copies import LaterCopies
+from trackbed.checkpointer import writer as writer_module
 from trackbed.comm import SOLO, run_ranks
 from trackbed.errors import CheckpointError
 
@@ -268,5 +269,34 @@ def test_a_failure_while_a_save_waits_is_told_on_all_ranks(who, tmp_path, monkey
             checkpointer.save(2, state_of(group, 2))
             checkpointer.wait()
             assert checkpointer.steps() == [2]
+
+    run_ranks(2, run)
+
+
+def test_a_step_does_not_wait_for_a_save_that_another_rank_has_ended(tmp_path, monkeypatch):
+    """Each rank fails in turn after the other one has taken its snapshot."""
+    take, failing = writer_module.take_snapshot, [0]
+
+    def failing_afterwards(state, slab, meeting, *arguments, **options):
+        found = take(state, slab, meeting, *arguments, **options)
+        if meeting.rank == failing[0]:
+            found.abandon()
+            raise OSError("no disk")
+        return found
+
+    monkeypatch.setattr(writer_module, "take_snapshot", failing_afterwards)
+
+    def run(group):
+        model, optimizer = program()
+        with Checkpointer(tmp_path, snapshot="deferred", group=group) as checkpointer:
+            make_step(model, optimizer)
+            for who in range(2):
+                failing[0] = who
+                group.barrier()
+                entries = sharded_state(model, optimizer, group=group)
+                with pytest.raises(CheckpointError, match=f"rank {who}: OSError: no disk") as caught:
+                    checkpointer.save(1, entries)
+                make_step(model, optimizer)
+                del caught
 
     run_ranks(2, run)

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, Final, Literal, Self
 from weakref import WeakSet
 
+from trackbed.checkpoint.background.snapshot import Snapshot
 from trackbed.checkpoint.damage import find_damage
 from trackbed.checkpoint.folder import local_folder
 from trackbed.checkpoint.load import load
@@ -44,7 +45,7 @@ SnapshotKind = Literal["copied", "deferred"]
 _END_SECONDS: Final = 5.0
 _open: Final["WeakSet[Checkpointer]"] = WeakSet()
 _closed_signals: Final[set[SignalAgreement]] = set()
-"""What threads may still use at the end of the program."""
+"""Agreements that were closed, and whose threads may still run at the end of the program."""
 
 
 class Checkpointer:
@@ -221,7 +222,7 @@ class Checkpointer:
             content_metadata: description of the contents, as for `trackbed.save`.
 
         Returns:
-            True if a save has begun; False if it is left out, because the one before is in flight.
+            True for a save in flight; False if it is left out, because the one before is in flight.
 
         Raises:
             CheckpointError: on every rank, with the rank that failed and its message: the state cannot be saved, the
@@ -231,15 +232,9 @@ class Checkpointer:
         record = SaveRecord(step)
         phases = Phases(self._observer_of(record))
         content = {} if content_metadata is None else {"content_metadata": content_metadata}
-        with meet("save", self._calls) as meeting:
-            self._check_open()
-            if isinstance(step, bool) or not isinstance(step, int) or step < 0:
-                raise ArgumentError(f"step must be an integer of at least 0, but is {step!r}")
-            if callable(self._keep):
-                self._keep(step)  # what it raises is raised here, and not behind training
-            if not self._may_begin(step, meeting):
-                return False
-            snapshot = self._writer.take(state, meeting, phases, content)
+        snapshot = self._take(step, state, phases, content)
+        if snapshot is None:
+            return False
         record.num_bytes = snapshot.num_bytes
         record.blocked_seconds = time.perf_counter() - start
         self.history.append(record)
@@ -263,6 +258,23 @@ class Checkpointer:
             record.num_live_bytes = snapshot.num_live_bytes
             self._tell_of_live(record)
         return True
+
+    def _take(self, step: int, state: dict[str, Any], phases: Phases, content: dict[str, Any]) -> Snapshot | None:
+        """Collective over the ranks: takes a snapshot; None if the save is left out."""
+        snapshot = None
+        try:
+            with meet("save", self._calls) as meeting:
+                self._check_open()
+                _check_step(step)
+                if callable(self._keep):
+                    self._keep(step)  # what it raises is raised here, and not behind training
+                if self._may_begin(step, meeting):
+                    snapshot = self._writer.take(state, meeting, phases, content)
+        except BaseException:
+            if snapshot is not None:  # another rank has failed: steps of optimizers must not wait for copies
+                snapshot.abandon()
+            raise
+        return snapshot
 
     def _tell_of_live(self, record: SaveRecord) -> None:
         """Says once that memory is too small for all copies."""
@@ -535,6 +547,11 @@ class Checkpointer:
 def _check_number(name: str, value: int | None) -> None:
     if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
         raise ArgumentError(f"{name}: must be None or an integer of at least 1, found {value!r}")
+
+
+def _check_step(step: Any) -> None:
+    if isinstance(step, bool) or not isinstance(step, int) or step < 0:
+        raise ArgumentError(f"step must be an integer of at least 0, but is {step!r}")
 
 
 def _check_word(name: str, word: str, words: tuple[str, ...]) -> None:

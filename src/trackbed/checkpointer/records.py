@@ -1,4 +1,4 @@
-"""What is known of a save: how long the program waited for it, and how it ended."""
+"""Record of a save: how long the program waited for it, and how it ended."""
 
 from dataclasses import dataclass, field
 
@@ -11,7 +11,7 @@ class SaveRecord:
     num_bytes: int = 0
     """Bytes that this rank writes."""
     num_live_bytes: int = 0
-    """Of these, bytes that were not copied, because they do not fit into `max_bytes`: `save` waited for their file."""
+    """Bytes, among these, that do not fit into `max_bytes`: `save` waited until they were written."""
     blocked_seconds: float = 0.0
     """Time for which `save` kept the program waiting."""
     total_seconds: float | None = None

@@ -21,7 +21,7 @@ class SignsOfLife:
         self._is_given_up = False
 
     def give_up(self) -> None:
-        """Has the next sign of life end the work: nobody waits for it any more."""
+        """Ends the work at its next sign of life. Its result is not used."""
         self._is_given_up = True
 
     @contextmanager

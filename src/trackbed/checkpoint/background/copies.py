@@ -1,8 +1,11 @@
 """Copies of tensors into memory of the host: at once, or later, before an optimizer changes them."""
 
 import bisect
+import os
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, Final
 from weakref import WeakSet
 
@@ -11,9 +14,12 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from trackbed.checkpoint.io.pinned_blocks import StreamCopies, is_on_gpu, wait_for
 from trackbed.checkpoint.state.divided_tensors import is_divided
+from trackbed.daemon_threads import DaemonThreads
 from trackbed.errors import CheckpointError
 
 _POLL_SECONDS: Final = 0.02
+_PIECE_BYTES: Final = 8 << 20
+_MOST_THREADS: Final = 4
 _stepped: Final["WeakSet[torch.optim.Optimizer]"] = WeakSet()
 """Optimizers that have made a step since `watch_optimizers` was called."""
 _pending: Final["WeakSet[LaterCopies]"] = WeakSet()
@@ -37,21 +43,25 @@ class Copies:
             self._streams[source.device] = StreamCopies(source.device, is_own=True)
         self._on_gpu.append((self._streams[source.device].begin(target, source.detach()), source))
 
-    def finish(self, poll: Callable[[], None]) -> Iterator[torch.Tensor]:
-        """Copies what is not on a GPU, and waits for the rest. Yields each source once it is copied.
+    def finish(self, poll: Callable[[], None], *, num_threads: int = 1) -> None:
+        """Copies what is not on a GPU, and waits for the rest.
 
         Args:
             poll: called again and again; may raise to end the work.
+            num_threads: number of threads that copy, this one among them.
         """
+        pieces = deque(piece for target, source in self._pairs for piece in _pieces_of(target, source.detach()))
         try:
-            with torch.no_grad():
-                for target, source in self._pairs:
-                    target.copy_(source.detach())
-                    yield source
-                    poll()
-            for is_over, source in self._on_gpu:
+            with DaemonThreads("trackbed-copy", num_threads=num_threads) as threads:
+                try:
+                    helping = [threads.submit(partial(_copy, pieces)) for _ in range(min(num_threads, len(pieces)) - 1)]
+                    _copy(pieces, poll)
+                    for future in helping:
+                        future.result()
+                finally:
+                    pieces.clear()
+            for is_over, _ in self._on_gpu:
                 wait_for(is_over, poll)
-                yield source
         except BaseException:
             self.abandon()
             raise
@@ -108,11 +118,11 @@ class LaterCopies:
         Raises:
             CheckpointError: a tensor was changed before it was copied.
         """
-        versions = {id(source): version for source, version in self._versions}
         try:
-            for source in self._copies.finish(poll):
+            self._copies.finish(poll)
+            for source, version in self._versions:
                 is_ordered = self._is_ordered and is_on_gpu(source.device)
-                if source._version != versions[id(source)] and not is_ordered:
+                if source._version != version and not is_ordered:
                     raise CheckpointError(
                         f"snapshot: a parameter or state of shape {list(source.shape)} must be changed by steps of "
                         "optimizers alone, but was before it was copied: change it in `with checkpointer.lock()`"
@@ -137,6 +147,34 @@ class LaterCopies:
         self._is_over.set()
         _pending.discard(self)
         self._copies, self._versions = Copies(), []  # which keep the tensors
+
+
+def num_copying_threads() -> int:
+    """Number of threads that copy while the program waits: this rank's part of the processors, at most 4."""
+    num_ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
+    num_processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+    return max(1, min(_MOST_THREADS, num_processors // max(1, int(num_ranks) if num_ranks.isdecimal() else 1)))
+
+
+def _pieces_of(target: torch.Tensor, source: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yields a copy in pieces that several threads can share."""
+    if source.is_contiguous() and source.nbytes > _PIECE_BYTES and not (source.is_conj() or source.is_neg()):
+        count = _PIECE_BYTES // source.itemsize
+        yield from zip(target.view(-1).split(count), source.view(-1).split(count), strict=True)
+    else:
+        yield target, source
+
+
+def _copy(pieces: deque[tuple[torch.Tensor, torch.Tensor]], poll: Callable[[], None] = lambda: None) -> None:
+    """Makes copies until none is left."""
+    with torch.no_grad():
+        while True:
+            try:
+                target, source = pieces.popleft()
+            except IndexError:
+                return
+            target.copy_(source)
+            poll()
 
 
 def watch_optimizers() -> None:

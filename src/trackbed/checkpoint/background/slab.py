@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from trackbed.checkpoint.background.copies import Copies, LaterCopies
+from trackbed.checkpoint.background.copies import Copies, LaterCopies, num_copying_threads
 from trackbed.checkpoint.io.pinned_blocks import is_on_gpu
 from trackbed.errors import CheckpointError
 
@@ -142,8 +142,7 @@ class Slab:
                 copy = view_of_memory(lease, place, value.dtype, value.shape)
                 found.append(copy)
                 (later if later is not None and later.takes(value) else now).add(copy, value)
-        for _ in now.finish(poll):
-            pass
+        now.finish(poll, num_threads=num_copying_threads())
         return found
 
 

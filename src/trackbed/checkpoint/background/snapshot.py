@@ -25,7 +25,7 @@ from trackbed.files.publish import write_new
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What a rank writes in a save, as it was when the save began."""
+    """Values that a rank writes in a save, as they were when the save began."""
 
     plan: SavePlan
     live: list[torch.Tensor | bytes]
@@ -59,6 +59,11 @@ class Snapshot:
         """
         if self.is_given_up.is_set():
             raise CheckpointError("the program was interrupted while it waited for values that were not copied")
+
+    def abandon(self) -> None:
+        """Makes no copies, where the save will not begin."""
+        if self.later is not None:
+            self.later.abandon()
 
     def end(self) -> None:
         """Ends all waits of the program."""

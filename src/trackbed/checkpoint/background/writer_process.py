@@ -223,7 +223,7 @@ class _CancelledError(Exception):
 
 
 class _Beats:
-    """Sends signs of life while a file is written, and ends the work where nobody waits for it any more."""
+    """Sends signs of life while a file is written, and ends the work when the program has given it up."""
 
     def __init__(self, connection: Connection, parent: int) -> None:
         self._connection, self._parent = connection, parent

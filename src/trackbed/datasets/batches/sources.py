@@ -201,36 +201,51 @@ class _SizeWatch:
 
     def __init__(self) -> None:
         self._sources: dict[int, tuple[MappedSource, ...]] = {}
-        self._watched: tuple[list[MappedSource], list[str], bytes, npt.NDArray[np.int64]] | None = None
-        """The files, their paths, the paths joined, and the mapped bytes of each; None after a change."""
+        self._num_changes = 0
+        self._watched: _Watched | None = None
         self._checked = time.monotonic()
 
     def add(self, number: int, *sources: MappedSource) -> None:
         """Adds the files of a pair, which the next call of `check` includes."""
         self._sources[number] = sources
-        self._watched = None
+        self._num_changes += 1
         self._checked = -1.0
 
     def remove(self, number: int) -> None:
         """Removes the files of a pair."""
         if self._sources.pop(number, None) is not None:
-            self._watched = None
+            self._num_changes += 1
 
     def check(self) -> None:
         """Checks all files, unless the last check was less than 50 ms ago."""
         now = time.monotonic()
         if now - self._checked < _CHECK_SECONDS or not self._sources:
             return
-        if self._watched is None:
-            sources = [source for pair in self._sources.values() for source in pair]
+        # Without a lock: other threads may add files meanwhile, which the next check finds by the number of changes.
+        num_changes, watched = self._num_changes, self._watched
+        if watched is None or watched.num_changes != num_changes:
+            sources = [source for pair in list(self._sources.values()) for source in pair]
             paths = [str(source.path) for source in sources]
-            self._watched = sources, paths, join_names(paths), np.array([len(source.data) for source in sources])
-        sources, paths, joined, sizes = self._watched
-        found = read_stamps(paths, joined=joined)
-        for number in np.flatnonzero(found[:, 1] < sizes).tolist():
+            sizes = np.array([len(source.data) for source in sources])
+            watched = self._watched = _Watched(num_changes, sources, paths, join_names(paths), sizes)
+        found = read_stamps(watched.paths, joined=watched.joined)
+        for number in np.flatnonzero(found[:, 1] < watched.sizes).tolist():
             stamp = Stamp(*found[number].tolist())
-            sources[number].check_size(stamp if stamp.size_bytes >= 0 else None)
+            watched.sources[number].check_size(stamp if stamp.size_bytes >= 0 else None)
         self._checked = now  # last: a file that was truncated is found again by the next call
+
+
+class _Watched(NamedTuple):
+    """Files of one check."""
+
+    num_changes: int
+    """Number of changes before it."""
+    sources: list[MappedSource]
+    paths: list[str]
+    joined: bytes
+    """The paths joined."""
+    sizes: npt.NDArray[np.int64]
+    """Mapped bytes of each."""
 
 
 def _pairs_of(dataset: Any) -> list[IndexedDataset]:
