@@ -159,8 +159,9 @@ def num_copying_threads() -> int:
 def _pieces_of(target: torch.Tensor, source: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Yields a copy in pieces that several threads can share."""
     if source.is_contiguous() and source.nbytes > _PIECE_BYTES and not (source.is_conj() or source.is_neg()):
-        count = _PIECE_BYTES // source.itemsize
-        yield from zip(target.view(-1).split(count), source.view(-1).split(count), strict=True)
+        flat_target, flat_source, count = target.view(-1), source.view(-1), _PIECE_BYTES // source.itemsize
+        for start in range(0, len(flat_source), count):
+            yield flat_target[start : start + count], flat_source[start : start + count]
     else:
         yield target, source
 
