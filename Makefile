@@ -96,6 +96,7 @@ bench-ckpt: $(VENV)/bench.done ## Saves, loads and exports of checkpoints, again
 	$(BIN)/python -m benchmarks.checkpoints
 	$(BIN)/python -m benchmarks.exports
 	$(BIN)/python -m benchmarks.stalls
+	$(BIN)/python -m benchmarks.saves_in_training
 
 bench-stores: $(VENV)/bench.done ## Samples from an S3 server on loopback, against obstore and megatron-core: five minutes; needs root and Ceph
 	$(BIN)/python tests/support/stores/ceph.py $(BIN)/python -W ignore -m benchmarks.stores

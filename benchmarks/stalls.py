@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
-from benchmarks.checkpoints import State, megatron_modules
+from benchmarks.checkpoints import State
 from benchmarks.harness import machine, run_on_ranks
 from trackbed import Checkpointer, save
 
@@ -86,41 +86,6 @@ class TorchSaves:
         self._future.result()
 
 
-class MegatronSaves:
-    """Saves of megatron-core, whose queue forks a process for each."""
-
-    def __init__(self, state: State, folder: Path) -> None:
-        self._package, self._wrappers, self._strategies, self._shim = megatron_modules()
-        with self._shim:
-            from megatron.core.dist_checkpointing.strategies.async_utils import AsyncCallsQueue
-        self._state, self._folder = state, folder
-        self._queue = AsyncCallsQueue()
-
-    def begin(self, step: int) -> None:
-        """Begins a save."""
-        folder = self._folder / str(step)
-        if dist.get_rank() == 0:
-            folder.mkdir(parents=True)
-        dist.barrier()
-        with self._shim:
-            strategy = self._strategies.TorchDistSaveShardedStrategy("torch_dist", 1)
-            strategy = self._wrappers.FullyParallelSaveStrategyWrapper(strategy)
-            entries = self._state.sharded_state(self._package.ShardedTensor)
-            request = self._package.save(entries, str(folder), strategy, async_sharded_save=True)
-            self._queue.schedule_async_request(request)
-
-    def is_over(self) -> bool:
-        """True once the files are written. Collective, so all ranks ask as often."""
-        with self._shim:
-            self._queue.maybe_finalize_async_calls()
-        return int(self._queue.get_num_unfinalized_calls()) == 0
-
-    def end(self) -> None:
-        """Waits for the end."""
-        with self._shim:
-            self._queue.maybe_finalize_async_calls(blocking=True)
-
-
 def contenders(state: State, folder: Path) -> dict[str, Contender]:
     """Ways to save the state."""
     tensors = state.torch_state()
@@ -130,8 +95,6 @@ def contenders(state: State, folder: Path) -> dict[str, Contender]:
     for name, keeps_memory in (("DCP, thread", False), ("DCP, thread, its memory kept", True)):
         saves = TorchSaves(tensors, folder / name.replace(",", ""), keeps_memory=keeps_memory)
         found[name] = Contender(saves.begin, saves.is_over, saves.end)
-    megatron = MegatronSaves(state, folder / "megatron-core")
-    found["megatron-core"] = Contender(megatron.begin, megatron.is_over, megatron.end)
     return found
 
 
@@ -323,7 +286,7 @@ def clear(folder: Path) -> None:
     """Removes the checkpoints of torch, which would fill the disk."""
     dist.barrier()
     if dist.get_rank() == 0:
-        for path in (*folder.glob("DCP*/*"), *folder.glob("megatron-core/*")):
+        for path in folder.glob("DCP*/*"):
             shutil.rmtree(path)
     dist.barrier()
 

@@ -8,7 +8,7 @@ import sys
 import threading
 from typing import Final
 
-_NICE: Final = 10
+_NICE: Final = 15
 _IOPRIO_SET: Final = {"x86_64": 251, "aarch64": 30}
 _THREAD: Final = 1
 _IDLE: Final = 3 << 13
