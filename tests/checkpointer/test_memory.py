@@ -4,8 +4,11 @@ import logging
 import threading
 import time
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.checkpointer.test_checkpointer import Gate, state_of, value_of
 from trackbed import (
@@ -17,8 +20,11 @@ from trackbed import (
     load_sharded_state,
     sharded_state,
 )
+from trackbed.checkpoint.background import copies as copies_module
+from trackbed.checkpoint.background import slab as slab_module
 from trackbed.checkpoint.background import snapshot as snapshot_module
 from trackbed.checkpoint.background.copies import LaterCopies
+from trackbed.checkpoint.background.slab import Slab
 from trackbed.checkpointer import writer as writer_module
 from trackbed.comm import SOLO, run_ranks
 from trackbed.errors import CheckpointError
@@ -82,6 +88,32 @@ def saved(path, like):
     model, optimizer = like
     load_sharded_state(path, model, optimizer)
     return clones(model, optimizer)
+
+
+@given(
+    shape=st.lists(st.integers(0, 9), max_size=4),
+    dtype=st.sampled_from([torch.uint8, torch.bfloat16, torch.float32, torch.complex64, torch.bool, torch.float8_e5m2]),
+    order=st.randoms(),
+    step=st.integers(1, 3),
+    num_threads=st.integers(1, 4),
+)
+def test_several_threads_copy_tensors_of_any_strides(shape, dtype, order, step, num_threads):
+    count = 3 * max(1, int(np.prod([max(1, size) for size in shape])))
+    whole = torch.arange(count).to(torch.float32).to(dtype).as_strided((count // step,), (step,))
+    axes = list(range(len(shape)))
+    order.shuffle(axes)
+    tensor = whole[: int(np.prod(shape))].reshape(shape).permute(axes)
+    sources = [tensor, tensor.conj() if dtype.is_complex else tensor, whole, whole[:1].expand(5)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(copies_module, "_PIECE_BYTES", 64)
+        patch.setattr(slab_module, "num_copying_threads", lambda: num_threads)
+        copies = Slab().copies_of(sources)
+    for source, copy in zip(sources, copies, strict=True):
+        assert copy.is_contiguous()
+        assert (copy.shape, copy.dtype) == (source.shape, source.dtype)
+        assert (
+            copy.resolve_conj().contiguous().view(-1).tolist() == source.resolve_conj().contiguous().view(-1).tolist()
+        )
 
 
 def test_a_step_waits_for_copies_of_parameters_and_states(later, tmp_path):
