@@ -105,3 +105,32 @@ def test_no_rank_passes_the_step_while_the_ranks_agree(monkeypatch):
     run_ranks(3, run)
     assert len(found[0]) == 1
     assert found[0] == found[1] == found[2]
+
+
+def test_a_signal_that_comes_while_the_ranks_agree_on_another_is_not_lost():
+    found = {}
+
+    def run(group):
+        agreement = SignalAgreement(group.child("signals"))
+        gather = agreement._group.all_gather
+
+        def gather_slowly(value):
+            if group.rank == 0 and value[1] == [signal.SIGUSR1]:
+                agreement.ask(signal.SIGTERM)  # after this rank has said what it has received
+            return gather(value)
+
+        agreement._group.all_gather = gather_slowly
+        acted = []
+        for step in range(1, 300):
+            if step == 50 and group.rank == 0:
+                agreement.ask(signal.SIGUSR1)
+            if agreement.is_due(step):
+                acted.append((step, agreement.received))
+            time.sleep(0.002)
+        found[group.rank] = acted
+        group.barrier()
+        agreement.close()
+
+    run_ranks(2, run)
+    assert found[0] == found[1]
+    assert [number for _, number in found[0]] == [signal.SIGUSR1, signal.SIGTERM]

@@ -9,7 +9,7 @@ import logging
 import signal
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import FrameType
 from typing import Any, Final
 
@@ -43,8 +43,8 @@ class SignalAgreement:
         self._group = group
         self._changed = threading.Condition()
         self._asked = threading.Event()
-        self._number = _NONE
-        """Signal that this rank has received."""
+        self._received: deque[int] = deque()
+        """Signals to this rank on which the ranks have not agreed."""
         self._is_agreeing = False
         self._is_closing = False
         self._last_polled = _NONE
@@ -63,7 +63,7 @@ class SignalAgreement:
 
     def ask(self, number: int = signal.SIGTERM) -> None:
         """Does what a signal to this rank does. Any thread may call it."""
-        self._number = number
+        self._received.append(number)
         self._asked.set()
 
     def is_due(self, step: int) -> bool:
@@ -73,10 +73,7 @@ class SignalAgreement:
             step: step that this rank has made, higher than those before.
         """
         if self._group.size == 1:
-            is_due = self._asked.is_set()
-            self._asked.clear()
-            self.received = signal.Signals(self._number) if is_due else self.received
-            return is_due
+            self._add_targets(step, self._take_received())
         with self._changed:
             while self._is_agreeing:
                 self._changed.wait()
@@ -85,6 +82,16 @@ class SignalAgreement:
             if is_due:
                 _, self.received = self._targets.popleft()
             return is_due
+
+    def _take_received(self) -> list[int]:
+        """Signals to this rank since the last call."""
+        # A signal may come at any moment: the event is cleared first, so that none is forgotten.
+        self._asked.clear()
+        return [self._received.popleft() for _ in range(len(self._received))]
+
+    def _add_targets(self, first: int, numbers: Iterable[int]) -> None:
+        """Adds a step for each signal."""
+        self._targets += [(first + place, signal.Signals(one)) for place, one in enumerate(sorted(set(numbers)))]
 
     def close(self) -> None:
         """Restores the handlers. Other ranks may still agree on a step, without this one."""
@@ -140,11 +147,9 @@ class SignalAgreement:
         with self._changed:
             self._is_agreeing = True
             last = self._last_polled
-        number = self._number if self._asked.is_set() else _NONE
-        of_ranks = self._group.all_gather([last, number])
-        self._asked.clear()
+        of_ranks = self._group.all_gather([last, self._take_received()])
         with self._changed:
-            target = max(last for last, _ in of_ranks) + 1
-            self._targets.append((target, signal.Signals(max(number for _, number in of_ranks))))
+            first = max(last for last, _ in of_ranks) + 1
+            self._add_targets(first, (number for _, numbers in of_ranks for number in numbers))
             self._is_agreeing = False
             self._changed.notify_all()
