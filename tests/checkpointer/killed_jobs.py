@@ -123,7 +123,7 @@ def allowed(before, lines):
 
 
 def problems_of(before, found, lines):
-    """What is wrong after a kill."""
+    """Sentences about checkpoints that must not be there, or are missing."""
     for must, may in allowed(before, lines):
         if must.items() <= found.items() <= may.items():
             return []

@@ -84,7 +84,7 @@ def clones(model, optimizer):
 
 
 def saved(path, like):
-    """What a checkpoint has of a program."""
+    """Values of a program that a checkpoint has."""
     model, optimizer = like
     load_sharded_state(path, model, optimizer)
     return clones(model, optimizer)

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
-from torch.distributed.checkpoint.state_dict import get_state_dict
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 
 import trackbed
 from trackbed.comm import SOLO, run_ranks
@@ -422,6 +422,32 @@ def test_options_that_dcp_has_flattened_are_loaded_and_further_entries_too(by_na
     (group,) = theirs.param_groups
     assert (group["lr"], group["more"]["kind"], group["more"]["list"]) == (0.5, "a", [0.5, 2])
     assert seen == [None if by_name else {"n": [7]}]
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
+@pytest.mark.parametrize("flattened", [True, False])
+def test_an_optimizer_gets_further_entries_alone(flattened, tmp_path, caplog):
+    """States that DCP has flattened are none, and one of a class that is not allowed is left out."""
+    seen = []
+    model = new_model(1)
+    optimizer = torch.optim.AdamW(model.parameters())
+    optimizer.register_load_state_dict_pre_hook(lambda one, state: seen.append(sorted(state)))
+    step(model, optimizer)
+    state, of_optimizer = get_state_dict(
+        model, optimizer, options=StateDictOptions(flatten_optimizer_state_dict=flattened)
+    )
+    seen.clear()
+    if not flattened:
+        of_optimizer = {**of_optimizer, "extra": 7, "odd": Odd()}
+    dcp.save({"model": state, "optimizer": of_optimizer}, checkpoint_id=tmp_path)
+    load_sharded_state(tmp_path, model, optimizer, group=SOLO)
+    assert seen == [["param_groups", "state"] if flattened else ["extra", "param_groups", "state"]]
+    assert ("an entry of the optimizer is left out" in caplog.text) == (not flattened)
+
+
+class Odd:
+    """A class that is not allowed."""
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

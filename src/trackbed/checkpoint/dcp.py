@@ -172,8 +172,8 @@ class StorageWriter(_OfFolder, storage.StorageWriter):
         """
         try:
             return staged(state_dict, _slabs)
-        except CheckpointError as error:
-            self._not_staged = str(error)
+        except (TrackbedError, RuntimeError, TypeError, ValueError, AttributeError, OSError, MemoryError) as error:
+            self._not_staged = f"the state must be copied, but: {type(error).__name__}: {error}"
             return {_NOT_STAGED: None}
 
     def synchronize_staging(self) -> None:

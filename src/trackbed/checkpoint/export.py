@@ -144,7 +144,7 @@ def _check_options(dtype: Any, rename: Any, file_bytes: Any) -> None:
 
 
 def _stamps(opened: CheckpointFolder) -> dict[str, tuple[int, int, int] | None]:
-    """What tells the files of a checkpoint from others of their names."""
+    """Inode, size and time of each file, which a file that takes its place does not have."""
     found: dict[str, tuple[int, int, int] | None] = {}
     for name in (DCP_METADATA, *opened.catalogue.files):
         try:
@@ -254,7 +254,7 @@ def _read_ahead(
         box = torch.from_numpy(slab).view(tensor.dtype).view(shape)
         fill(tensor, first, box)
         kind = stored[tensor.key].dtype
-        if tensor.dtype != kind and not box.float().isfinite().all():
+        if _may_overflow(kind, tensor.dtype) and not _is_finite(box):
             own = torch.empty(shape, dtype=kind, device="cpu")
             fill(tensor, first, own)
             if not torch.equal(own.double().isfinite(), box.double().isfinite()):
@@ -278,6 +278,18 @@ def _read_ahead(
             ahead = following
         if ahead is not None:
             yield ahead.result()
+
+
+def _may_overflow(source: torch.dtype, target: torch.dtype) -> bool:
+    """True if a type has values that are too large for another one."""
+    are_floats = source.is_floating_point and target.is_floating_point
+    return are_floats and torch.finfo(target).max < torch.finfo(source).max
+
+
+def _is_finite(box: torch.Tensor) -> bool:
+    """True if all elements are finite. Takes no memory of the size of the box, but for types of one byte."""
+    wide = box.float() if box.itemsize == 1 else box
+    return bool(wide.sum(dtype=torch.float64).isfinite())
 
 
 def _slabs(tensors: list[ExportedTensor]) -> Iterator[tuple[ExportedTensor, Numbers, Numbers]]:

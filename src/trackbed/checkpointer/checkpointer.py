@@ -30,7 +30,7 @@ from trackbed.checkpointer.groups import groups_of
 from trackbed.checkpointer.records import SaveRecord
 from trackbed.checkpointer.signals import SignalAgreement
 from trackbed.checkpointer.steps import DEFAULT_PATTERN, Keep, StepNames, steps_in, steps_to_remove
-from trackbed.checkpointer.writer import BackgroundWriter, WriterKind
+from trackbed.checkpointer.writer import BackgroundSave, BackgroundWriter, WriterKind
 from trackbed.comm.rendezvous import Stopped, cause_of
 from trackbed.comm.store import StoreUnreachable
 from trackbed.comm.torch_group import check_initialized
@@ -76,8 +76,8 @@ class Checkpointer:
         snapshot: "copied" if `save` returns once everything is copied; "deferred" if the thread may copy parameters and
             states of optimizers later, before the next step of any optimizer. Optimizers count that have made a step
             before. Anything else that changes these goes into `with checkpointer.lock()`.
-        max_bytes: most bytes of memory for the copies of this rank; None for as many as they take. `save` waits until
-            the rest is written, and `history` says how long.
+        max_bytes: most bytes of memory for the copies of this rank, which are taken in units of 2 MiB; None for as many
+            as they take. `save` waits until the rest is written, and `history` says how long.
         pattern: name of the folder of a step.
         group: the ranks, as a `comm.Group` or a process group of torch; by default those of `torch.distributed`, or
             this process alone.
@@ -127,19 +127,18 @@ class Checkpointer:
         self._calls, threads = groups_of(group)
         self._threads, self._rank = threads, threads.rank
         self._lock: FolderLock | None = None
-        try:
+        with contextlib.ExitStack() as undone:
             with meet("Checkpointer", self._calls) as meeting:
                 if meeting.rank == 0:
                     self._folder.mkdir(parents=True, exist_ok=True)
                     self._lock = FolderLock(self._folder)
+                    undone.callback(self._lock.release)
                     remove_dead_partials(self._folder, lambda name: self._names.step_of(name) is not None)
-        except BaseException:
-            if self._lock is not None:
-                self._lock.release()
-            raise
-        self._writer = BackgroundWriter(
-            threads, kind=writer, direct=direct, max_bytes=max_bytes, defers=snapshot == "deferred"
-        )
+                self._writer = BackgroundWriter(
+                    threads, kind=writer, direct=direct, max_bytes=max_bytes, defers=snapshot == "deferred"
+                )
+                undone.callback(self._writer.end)
+            undone.pop_all()
         self._is_told = False
         """True once the log says that `save` waits for what does not fit into `max_bytes`."""
         self._is_closed = False
@@ -246,13 +245,10 @@ class Checkpointer:
             if error is None and self._rank == 0:
                 self._remove_old(step)
 
-        self._writer.begin(
-            snapshot,
-            self.path(step),
-            phases,
-            commit=lambda partial, final: self._commit(partial, final, step, loaded),
-            end=end,
-        )
+        def commit(partial: Path, final: Path) -> None:
+            self._commit(partial, final, step, loaded)
+
+        self._writer.begin(BackgroundSave(snapshot, self.path(step), phases, commit, end))
         if snapshot.live:
             record.blocked_seconds = time.perf_counter() - start
             record.num_live_bytes = snapshot.num_live_bytes

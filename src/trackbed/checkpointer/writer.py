@@ -3,6 +3,8 @@
 import contextlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -31,6 +33,21 @@ WriterKind = Literal["thread", "process"]
 _POLL_SECONDS: Final = 0.02
 _SILENT_TIMEOUTS: Final = 1.2
 """Timeouts of the group without a sign of life after which the thread hangs."""
+
+
+@dataclass(frozen=True, slots=True)
+class BackgroundSave:
+    """A snapshot, and what becomes of it."""
+
+    snapshot: Snapshot
+    folder: Path
+    """Folder of the checkpoint."""
+    phases: Phases
+    """Times the phases."""
+    commit: Callable[[Path, Path], None]
+    """Called on the thread of rank 0, to give a whole partial folder the name of the checkpoint."""
+    end: Callable[[BaseException | None], None]
+    """Called on the thread, with the error, or None for a checkpoint that is whole."""
 
 
 class BackgroundWriter:
@@ -98,26 +115,10 @@ class BackgroundWriter:
             state, self._slab, meeting, phases, content=content, max_bytes=self._max_bytes, defers=self._defers
         )
 
-    def begin(
-        self,
-        snapshot: Snapshot,
-        folder: Path,
-        phases: Phases,
-        *,
-        commit: Callable[[Path, Path], None],
-        end: Callable[[BaseException | None], None],
-    ) -> None:
-        """Begins to write a snapshot. Waits for the values of it that were not copied.
-
-        Args:
-            snapshot: result of `take`.
-            folder: folder of the checkpoint.
-            phases: times the phases.
-            commit: called on the thread of rank 0, to give a whole partial folder the name of the checkpoint.
-            end: called on the thread, with the error, or None for a checkpoint that is whole.
-        """
-        self._snapshot = snapshot
-        self._pending = self._thread.submit(lambda: self._write(snapshot, folder, phases, commit, end))
+    def begin(self, save: BackgroundSave) -> None:
+        """Begins to write a snapshot, the result of `take`. Waits for the values of it that were not copied."""
+        snapshot = self._snapshot = save.snapshot
+        self._pending = self._thread.submit(partial(self._write, save))
         try:
             while snapshot.live and self.is_busy and not snapshot.is_own.wait(_POLL_SECONDS):
                 pass
@@ -159,14 +160,7 @@ class BackgroundWriter:
         if self.process is not None:
             self.process.end()
 
-    def _write(
-        self,
-        snapshot: Snapshot,
-        folder: Path,
-        phases: Phases,
-        commit: Callable[[Path, Path], None],
-        end: Callable[[BaseException | None], None],
-    ) -> None:
+    def _write(self, save: BackgroundSave) -> None:
         """Writes a snapshot, on the thread."""
         signs, slab = self._signs, self._slab
 
@@ -177,27 +171,27 @@ class BackgroundWriter:
                 return self._write_in_thread(folder, values, name, poll)
             return self.process.write(folder, values, name, slab, poll, direct=self._direct)
 
-        def commit_with_signs(partial: Path, final: Path) -> None:
+        def commit(unfinished: Path, final: Path) -> None:
             with signs.working(f"commit {final}"):
-                commit(partial, final)
+                save.commit(unfinished, final)
 
         error: BaseException | None = None
         try:
             write_snapshot(
-                snapshot,
-                folder,
+                save.snapshot,
+                save.folder,
                 self._group,
-                phases,
+                save.phases,
                 write_live=_with_signs(self._write_in_thread, signs),
                 write=_with_signs(write_copies, signs),
-                commit=commit_with_signs,
+                commit=commit,
             )
         except BaseException as found:
             error = found
             raise
         finally:
-            snapshot.end()
-            end(error)
+            save.snapshot.end()
+            save.end(error)
 
 
 def _new_thread() -> DaemonThreads:

@@ -74,7 +74,7 @@ class Slab:
             return
         num_bytes, is_locked = max(num_bytes, self._num_bytes), is_locked or self._is_locked
         self.release()
-        size = -(-num_bytes // _ROUNDING) * _ROUNDING
+        size = _rounded(num_bytes, _ROUNDING)
         try:
             self._memory, self._descriptor = _taken(size)
             if is_locked:
@@ -154,11 +154,27 @@ def places_of(sizes: Iterable[int]) -> tuple[list[int], int]:
     """
     starts, end = [], 0
     for size in sizes:
-        alignment = _ALIGNMENT if size < _LARGE_BYTES else mmap.PAGESIZE
-        start = -(-end // alignment) * alignment
+        start = _rounded(end, _alignment_of(size))
         starts.append(start)
         end = start + size
     return starts, end
+
+
+def padded(size: int) -> int:
+    """Bytes that a copy takes at most, wherever it lies among others.
+
+    >>> padded(100), padded(1 << 20)
+    (128, 1052672)
+    """
+    return _rounded(size, _alignment_of(size)) + (mmap.PAGESIZE if size >= _LARGE_BYTES else 0)
+
+
+def _alignment_of(size: int) -> int:
+    return _ALIGNMENT if size < _LARGE_BYTES else mmap.PAGESIZE
+
+
+def _rounded(number: int, unit: int) -> int:
+    return -(-number // unit) * unit
 
 
 def view_of_memory(memory: Any, start: int, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:

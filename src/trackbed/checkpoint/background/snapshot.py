@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from trackbed.checkpoint.background.copies import LaterCopies
-from trackbed.checkpoint.background.slab import Slab, places_of
+from trackbed.checkpoint.background.slab import Slab, padded
 from trackbed.checkpoint.folder import commit_checkpoint, data_name
 from trackbed.checkpoint.io.written_files import WrittenFiles
 from trackbed.checkpoint.plan.copies import check_copies_agree
@@ -94,13 +94,13 @@ def reserve_for(state: dict[str, Any], slab: Slab, meeting: Meeting, *, max_byte
 def num_live(sizes: Iterable[int], max_bytes: int | None) -> int:
     """Number of the first values that have no place in memory of some size. Pure.
 
-    >>> num_live([100, 100, 100], 130)
-    2
+    >>> num_live([100, 100, 100], 130), num_live([100, 100, 100], 127)
+    (2, 3)
     """
     sizes = list(sizes)
     if max_bytes is None:
         return 0
-    ends = itertools.accumulate(places_of([size])[1] for size in reversed(sizes))
+    ends = itertools.accumulate(map(padded, reversed(sizes)))
     return len(sizes) - sum(1 for end in ends if end <= max_bytes)
 
 

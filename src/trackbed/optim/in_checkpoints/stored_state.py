@@ -1,14 +1,18 @@
 """State of optimizers in a checkpoint of Trackbed or of `torch.distributed.checkpoint`: keys, options, plain values."""
 
+import logging
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias, get_args
 
 from trackbed.checkpoint.folder import CheckpointFolder, put, with_lists
+from trackbed.checkpoint.format.safe_pickle import RefusedClassError
 from trackbed.checkpoint.io.boxes import BoxReader
 from trackbed.errors import CheckpointError
 from trackbed.grads.parameter_set import name_in_module
 from trackbed.optim.state_parts import MAIN, State
+
+logger = logging.getLogger(__name__)
 
 KeyOrder: TypeAlias = Literal["megatron", "torch"]
 """Order of the keys of an optimizer's tensors: `optimizer.state.KEY.NAME`, or `optimizer.state.NAME.KEY`."""
@@ -190,7 +194,7 @@ def _groups_of_dcp(folder: CheckpointFolder, start: str) -> tuple[list[State], d
 
 
 def _path_below(path: tuple[Any, ...], start: str) -> tuple[Any, ...]:
-    """What is left of a path behind a prefix of its key."""
+    """The end of a path, behind a prefix of its key; empty if the path is not below it."""
     for depth in range(1, len(path)):
         if ".".join(map(str, path[:depth])) + "." == start:
             return path[depth:]
@@ -214,8 +218,13 @@ def _others_of_dcp(folder: CheckpointFolder, start: str) -> dict[str, Any]:
         ):
             for key in keys:
                 path = _path_below(folder.catalogue.paths.get(key, ()), start)
-                if path and path[0] not in ("state", "param_groups"):
+                # In a flattened state the whole key, "state.weight.exp_avg", is the end of the path.
+                if not path or str(path[0]).partition(".")[0] in ("state", "param_groups"):
+                    continue
+                try:
                     put(found, path, read(key))
+                except RefusedClassError as error:
+                    logger.warning("%s: an entry of the optimizer is left out: %s", folder.path, error)
     return {key: with_lists(value) for key, value in found.items()}
 
 
