@@ -34,8 +34,9 @@ from trackbed.errors import CheckpointError
 
 SIZE = 3
 AT_ONCE = 4
-save_module, load_module, snapshot_module = (
-    import_module(f"trackbed.checkpoint.{name}") for name in ("save", "load", "background.snapshot")
+save_module, load_module, snapshot_module, begin_module, local_module, targets_module = (
+    import_module(f"trackbed.checkpoint.{name}")
+    for name in ("save", "load", "background.snapshot", "begin_save", "local_save", "io.targets")
 )
 folders_module = import_module("trackbed.checkpointer.folders")
 PHASES = {
@@ -44,23 +45,23 @@ PHASES = {
         "tabulate": (save_module, "tabulate"),
         "validate": (save_module, "require_valid"),
         "plan": (save_module, "assign_balanced"),
-        "write": (save_module, "write_shards"),
-        "write items": (save_module, "write_items"),
+        "write": (targets_module.FileTarget, "write"),
+        "write items": (targets_module, "write_items"),
         "collect": (save_module, "collect"),
-        "partial folder": (save_module, "make_partial_folder"),
-        "descriptions": (save_module, "write_descriptions"),
-        "commit": (save_module, "commit_checkpoint"),
+        "partial folder": (begin_module, "make_partial_folder"),
+        "descriptions": (save_module, "descriptions"),
+        "commit": (local_module, "commit_checkpoint"),
     },
     "checkpointer": {
         "describe": (save_module, "describe_state"),
         "validate": (save_module, "require_valid"),
         "plan": (save_module, "assign_balanced"),
         "copy": (Slab, "copies_of"),
-        "write": (snapshot_module, "write_shards"),
-        "write items": (save_module, "write_items"),
+        "write": (targets_module.FileTarget, "write"),
+        "write items": (targets_module, "write_items"),
         "collect": (snapshot_module, "_collect_in"),
-        "partial folder": (save_module, "make_partial_folder"),
-        "descriptions": (snapshot_module, "write_descriptions"),
+        "partial folder": (begin_module, "make_partial_folder"),
+        "descriptions": (snapshot_module, "descriptions"),
         "commit": (folders_module, "commit_checkpoint"),
     },
     "load": {

@@ -13,19 +13,21 @@ from trackbed.comm import run_ranks
 from trackbed.errors import CheckpointError
 
 FAILING = 2
-save_module, load_module = (import_module(f"trackbed.checkpoint.{name}") for name in ("save", "load"))
+save_module, load_module, begin_module, local_module, targets_module = (
+    import_module(f"trackbed.checkpoint.{name}") for name in ("save", "load", "begin_save", "local_save", "io.targets")
+)
 SAVE_PHASES = {
     "describe": (save_module, "describe_state"),
     "tabulate": (save_module, "tabulate"),
     "validate": (save_module, "require_valid"),
-    "write": (save_module, "write_shards"),
-    "write an item": (save_module, "write_items"),
+    "write": (targets_module.FileTarget, "write"),
+    "write an item": (targets_module, "write_items"),
     "collect": (save_module, "collect"),
 }
 COMMIT_PHASES = {
-    "partial folder": (save_module, "make_partial_folder"),
-    "descriptions": (save_module, "write_descriptions"),
-    "commit": (save_module, "commit_checkpoint"),
+    "partial folder": (begin_module, "make_partial_folder"),
+    "descriptions": (save_module, "descriptions"),
+    "commit": (local_module, "commit_checkpoint"),
 }
 LOAD_PHASES = {
     "describe": (load_module, "describe_request"),

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from trackbed import Checkpointer, ShardedTensor, load, open_checkpoint
-from trackbed.checkpoint.background import snapshot as snapshot_module
+from trackbed.checkpoint.io.targets import FileTarget
 from trackbed.checkpointer import folders as folders_module
 from trackbed.checkpointer.folders import LOCK_NAME
 from trackbed.comm import SOLO, run_ranks
@@ -38,14 +38,14 @@ class Gate:
 
     def __init__(self, monkeypatch):
         self.opened = threading.Event()
-        write = snapshot_module.write_shards
+        write = FileTarget.write
 
-        def held(folder, values, names, poll, **options):
+        def held(target, values, poll, **options):
             while not self.opened.wait(0.01):
                 poll()
-            return write(folder, values, names, poll, **options)
+            return write(target, values, poll, **options)
 
-        monkeypatch.setattr(snapshot_module, "write_shards", held)
+        monkeypatch.setattr(FileTarget, "write", held)
 
 
 @pytest.fixture
@@ -146,16 +146,16 @@ def test_what_a_save_does_while_another_is_in_flight_is_the_same_on_all_ranks(on
 @pytest.mark.parametrize("on_failure", ["raise", "warn"])
 @pytest.mark.parametrize("who", [0, 1])
 def test_a_failure_is_told_on_all_ranks_and_the_next_save_is_whole(on_failure, who, tmp_path, monkeypatch, caplog):
-    write = snapshot_module.write_shards
+    write = FileTarget.write
     failures = [who]
 
-    def failing(folder, values, names, poll, **options):
-        if names[0].startswith(f"__{who}_") and failures:
+    def failing(target, values, poll, **options):
+        if target.name.startswith(f"__{who}_") and failures:
             failures.pop()
             raise OSError("the disk is gone")
-        return write(folder, values, names, poll, **options)
+        return write(target, values, poll, **options)
 
-    monkeypatch.setattr(snapshot_module, "write_shards", failing)
+    monkeypatch.setattr(FileTarget, "write", failing)
 
     def run(group):
         with Checkpointer(tmp_path, on_failure=on_failure, group=group) as checkpointer:
@@ -182,12 +182,12 @@ def test_a_failure_is_told_on_all_ranks_and_the_next_save_is_whole(on_failure, w
 @pytest.mark.parametrize("phase", ["write", "commit"])
 def test_a_thread_that_hangs_is_named_on_all_ranks_and_the_next_save_is_whole(phase, tmp_path, monkeypatch):
     goes_on, hangs = threading.Event(), [1]
-    owner = {"write": snapshot_module, "commit": folders_module}[phase]
-    name = {"write": "write_shards", "commit": "commit_checkpoint"}[phase]
+    owner = {"write": FileTarget, "commit": folders_module}[phase]
+    name = {"write": "write", "commit": "commit_checkpoint"}[phase]
     function, hung_threads = getattr(owner, name), []
 
     def hang(*arguments, **options):
-        is_first_rank = phase == "commit" or arguments[2][0].startswith("__0_")
+        is_first_rank = phase == "commit" or arguments[0].name.startswith("__0_")
         if is_first_rank and hangs:
             hangs.pop()
             hung_threads.append(threading.current_thread())

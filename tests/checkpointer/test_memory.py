@@ -22,9 +22,9 @@ from trackbed import (
 )
 from trackbed.checkpoint.background import copies as copies_module
 from trackbed.checkpoint.background import slab as slab_module
-from trackbed.checkpoint.background import snapshot as snapshot_module
 from trackbed.checkpoint.background.copies import LaterCopies
 from trackbed.checkpoint.background.slab import Slab
+from trackbed.checkpoint.io.targets import FileTarget
 from trackbed.checkpointer import writer as writer_module
 from trackbed.comm import SOLO, run_ranks
 from trackbed.errors import CheckpointError
@@ -282,16 +282,16 @@ def test_a_program_that_stops_waiting_gets_no_checkpoint_of_mixed_values(gate, t
 
 @pytest.mark.parametrize("who", [0, 1])
 def test_a_failure_while_a_save_waits_is_told_on_all_ranks(who, tmp_path, monkeypatch):
-    write = snapshot_module.write_shards
+    write = FileTarget.write
     failures = [who]
 
-    def failing(folder, values, names, poll, **options):
-        if names[0] == f"__{who}_1.distcp" and failures:
+    def failing(target, values, poll, **options):
+        if target.name == f"__{who}_1.distcp" and failures:
             failures.clear()
             raise OSError(28, "No space left on device")
-        return write(folder, values, names, poll, **options)
+        return write(target, values, poll, **options)
 
-    monkeypatch.setattr(snapshot_module, "write_shards", failing)
+    monkeypatch.setattr(FileTarget, "write", failing)
 
     def run(group):
         with Checkpointer(tmp_path, max_bytes=1, group=group) as checkpointer:

@@ -5,13 +5,14 @@ from pathlib import Path
 
 import numpy as np
 
-from trackbed.checkpoint.folder import CheckpointFolder, open_folder
+from trackbed.checkpoint.folder import CheckpointFolder, any_folder, open_folder
 from trackbed.checkpoint.format.catalogue import Catalogue
-from trackbed.checkpoint.format.config_file import CONFIG_NAME, maybe_load_config
+from trackbed.checkpoint.format.config_file import CONFIG_NAME, read_config
 from trackbed.checkpoint.format.dcp_metadata import DCP_METADATA, decode_metadata
 from trackbed.checkpoint.format.extents import SIDE_NAME, SideFile
 from trackbed.checkpoint.io.boxes import BoxReader
-from trackbed.checkpoint.io.file_reader import FileReader, maybe_read_file
+from trackbed.checkpoint.io.file_reader import maybe_read_file, open_reader
+from trackbed.checkpoint.io.range_reader import RangeReader
 from trackbed.checkpoint.load import require_covered
 from trackbed.errors import ArgumentError, CheckpointError
 from trackbed.files.checksum import crc32
@@ -35,7 +36,7 @@ def find_damage(
     number, count = share
     if not 0 <= number < count:
         raise ArgumentError(f"share: must be a number from 0 and a larger one, found {share}")
-    path = Path(folder)
+    path = any_folder(folder)
     try:
         opened = open_folder(path)
     except CheckpointError as error:
@@ -47,7 +48,7 @@ def find_damage(
         yield from _of_items(opened, progress, share)
     if number == 0:
         yield from _of_description(opened)
-    with BoxReader(path, opened.catalogue) as reader:
+    with BoxReader(opened.path, opened.catalogue) as reader:
         for key in list(opened.catalogue.objects)[number::count]:
             try:
                 reader.read_object(key)
@@ -77,7 +78,7 @@ def _of_files(
     """Problems of the files of a checkpoint that Trackbed has saved."""
     for name, stored in list(side.files.items())[share[0] :: share[1]]:
         try:
-            with FileReader.open(opened.path, name) as reader:
+            with open_reader(opened.path, name) as reader:
                 crc = _checksum(reader, stored.num_bytes, name, progress)
         except CheckpointError as error:
             yield str(error)
@@ -98,7 +99,7 @@ def _of_small_files(opened: CheckpointFolder, side: SideFile) -> Iterator[str]:
             yield f"{name}: must be among the files of {SIDE_NAME}, but is not"
 
 
-def _checksum(reader: FileReader, num_bytes: int, name: str, progress: Callable[[int], None]) -> int:
+def _checksum(reader: RangeReader, num_bytes: int, name: str, progress: Callable[[int], None]) -> int:
     buffer = np.empty(min(_READ_BYTES, num_bytes), dtype=np.uint8)
     crc = 0
     for start in range(0, num_bytes, _READ_BYTES):
@@ -118,7 +119,7 @@ def _check_metadata(opened: CheckpointFolder) -> None:
 
 def _check_config(opened: CheckpointFolder) -> None:
     """Checks that `metadata.json` can be read."""
-    maybe_load_config(opened.path)
+    read_config(opened.path)
 
 
 def _described(catalogue: Catalogue) -> dict[str, object]:

@@ -31,20 +31,14 @@ from torch.distributed.distributed_c10d import _get_default_store
 from torch.futures import Future
 
 from trackbed.checkpoint.background.staging import SlabPool, staged
-from trackbed.checkpoint.folder import (
-    CheckpointFolder,
-    commit_checkpoint,
-    data_name,
-    is_checkpoint,
-    local_folder,
-    open_folder,
-    target_folder,
-)
+from trackbed.checkpoint.commit import commit_checkpoint, is_checkpoint, target_folder
+from trackbed.checkpoint.folder import CheckpointFolder, local_folder, open_folder
 from trackbed.checkpoint.format.catalogue import DTYPE_OF, CatalogueBuilder, require_text
 from trackbed.checkpoint.format.dcp_metadata import DCP_METADATA, metadata_of
 from trackbed.checkpoint.format.extents import SIDE_NAME, FileChecksum, SideFile
 from trackbed.checkpoint.io.boxes import BoxReader, BoxToFill, fill_boxes
 from trackbed.checkpoint.io.file_writer import WrittenItem, write_items
+from trackbed.checkpoint.io.targets import data_name
 from trackbed.errors import CheckpointError, TrackbedError
 from trackbed.files.checksum import crc32
 from trackbed.files.publish import remove_partial, write_new

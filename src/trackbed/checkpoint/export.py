@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from trackbed.checkpoint.folder import CheckpointFolder, local_folder, open_folder
+from trackbed.checkpoint.folder import CheckpointFolder, any_folder, local_folder, open_folder
 from trackbed.checkpoint.format.catalogue import StoredTensor
 from trackbed.checkpoint.format.dcp_metadata import DCP_METADATA
 from trackbed.checkpoint.format.safetensors_files import (
@@ -96,7 +96,7 @@ def export_model(
         OSError: a file cannot be written.
     """
     _check_options(dtype, rename, file_bytes)
-    opened = open_folder(local_folder(folder))
+    opened = open_folder(any_folder(folder))
     stamps = _stamps(opened)
     tensors = find_model(opened, dtype=dtype, rename=rename or {})
     files = divide(tensors, file_bytes)
@@ -146,6 +146,8 @@ def _check_options(dtype: Any, rename: Any, file_bytes: Any) -> None:
 def _stamps(opened: CheckpointFolder) -> dict[str, tuple[int, int, int] | None]:
     """Inode, size and time of each file, which a file that takes its place does not have."""
     found: dict[str, tuple[int, int, int] | None] = {}
+    if not isinstance(opened.path, Path):
+        return found  # of objects, one version is read
     for name in (DCP_METADATA, *opened.catalogue.files):
         try:
             status = (opened.path / name).stat()

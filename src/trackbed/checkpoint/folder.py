@@ -1,11 +1,7 @@
-"""Folder of a checkpoint: its files, how they are opened, how they appear, and errors about folders of other saves."""
+"""Folder of a checkpoint: how it is opened, and errors about folders of other saves."""
 
-import errno
 import logging
 import os
-import re
-import shutil
-import stat
 from collections.abc import Callable, Container, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
@@ -15,45 +11,36 @@ from typing import Any, Final
 import orjson
 
 from trackbed.checkpoint.format.catalogue import EMPTY, Catalogue
-from trackbed.checkpoint.format.config_file import CONFIG_NAME, maybe_load_config
+from trackbed.checkpoint.format.config_file import CONFIG_NAME, read_config
 from trackbed.checkpoint.format.dcp_metadata import DCP_METADATA, decode_metadata
 from trackbed.checkpoint.format.extents import SIDE_NAME, SideFile
 from trackbed.checkpoint.format.safe_pickle import RefusedClassError, load_torch_item
 from trackbed.checkpoint.format.safetensors_files import catalogue_of, has_files
 from trackbed.checkpoint.io.boxes import BoxReader
-from trackbed.checkpoint.io.file_reader import maybe_read_file
+from trackbed.checkpoint.io.file_reader import AnyFolder, check_size, has_file, maybe_read_file
+from trackbed.checkpoint.io.stored_folder import StoredFolder
 from trackbed.checkpoint.ranks import Meeting
 from trackbed.errors import ArgumentError, CheckpointError
 from trackbed.files.checksum import crc32
-from trackbed.files.publish import flush_to_disk, publish
-from trackbed.files.publish_folder import commit_folder, flush_files
-from trackbed.files.regular import kind_of
-from trackbed.files.stores.address import is_address, lost_address_hint
+from trackbed.files.stores.address import is_address, lost_address_hint, parse_address
 
 logger = logging.getLogger(__name__)
 
 COMMON_NAME: Final = "common.pt"
 PLAIN_TENSORS: Final = "trackbed.plain_tensors"
 """Key in the common state of the paths of plain tensors that are stored as tensors, by their keys."""
-_DATA_FILE: Final = re.compile(r".*__\d+_\d+\.distcp")
-_OWN_NAMES: Final = (CONFIG_NAME, DCP_METADATA, SIDE_NAME, COMMON_NAME, "integrity.json")
-"""Names of files of a checkpoint besides those with items; the last may have been written by Megatron Core 0.19."""
 _COMMON_OBJECT: Final = "common_state/shard_0_1"
 """Object in which Megatron Core 0.19 keeps what 0.16 has in `common.pt`."""
 _BACKENDS: Final = ("torch_dist",)
-_MOST_NAME_BYTES: Final = 255  # of every file system of Linux but few
-
-
-def data_name(rank: int, number: int = 0) -> str:
-    """Name of a file with items of a rank."""
-    return f"__{rank}_{number}.distcp"
+_STORES: Final = ("s3", "gs", "az")
+"""Schemes of addresses of checkpoints."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointFolder:
     """A checkpoint that is opened."""
 
-    path: Path
+    path: AnyFolder
     catalogue: Catalogue
     side: SideFile | None
     """Sizes and checksums of the files, for a checkpoint that Trackbed has saved."""
@@ -183,90 +170,91 @@ def _dictionary(found: Any, where: str) -> dict[str, Any]:
     return found
 
 
-def open_folder(path: Path, *, reads_paths: bool = True) -> CheckpointFolder:
+def open_folder(path: AnyFolder, *, reads_paths: bool = True, checks_sizes: bool = True) -> CheckpointFolder:
     """Opens a checkpoint of Trackbed, Megatron Core or torch.
 
     Args:
         path: path of the folder.
         reads_paths: False to leave the paths of a checkpoint of `dcp.save` to the caller, who has them.
+        checks_sizes: False to leave it to the caller to look whether all files are there.
 
     Raises:
         CheckpointError: there is none, or it is damaged.
+        StoreError: an object store refuses, or does not answer in time.
     """
+    if isinstance(path, StoredFolder):
+        path = path.opened()
     side = read_side(path)
     if side is not None:
-        with naming_other_programs(path, side):
-            for name, stored in side.files.items():
-                _check_size(path, name, stored.num_bytes)
+        if checks_sizes:
+            _check_sizes(path, side)
         # One that `dcp.save` has written, through a `StorageWriter`, has neither.
         may_be_plain = reads_paths and {COMMON_NAME, CONFIG_NAME}.isdisjoint(side.files)
         catalogue = _with_paths(path, side.catalogue) if may_be_plain else side.catalogue
         is_empty = may_be_plain and not catalogue.tensors and not catalogue.objects
         return CheckpointFolder(path, catalogue, side, is_plain=bool(catalogue.paths) or is_empty)
-    config = maybe_load_config(path)
+    config = read_config(path)
     if config is not None and config.sharded_backend not in _BACKENDS:
         raise CheckpointError(
             f"{CONFIG_NAME}: sharded_backend must be {_BACKENDS[0]!r}, but is {config.sharded_backend!r}"
         )
-    if config is None and (path / COMMON_NAME).exists():
+    if config is None and has_file(path, COMMON_NAME):
         raise CheckpointError(f"{path}: must be a complete checkpoint, but has no {CONFIG_NAME}")
     content = maybe_read_file(path, DCP_METADATA)
-    if content is None and config is None and path.is_dir() and has_files(path):
+    if content is None and isinstance(path, Path) and config is None and path.is_dir() and has_files(path):
         return CheckpointFolder(path, catalogue_of(path), None, is_plain=True)
     if content is None:
-        if path.is_file():
-            found = "is a file: torch.load reads those of torch.save"
-        else:
-            found = f"{DCP_METADATA} cannot be read: there is none" if path.is_dir() else "there is no such folder"
-        raise CheckpointError(f"{path}: must be a distributed checkpoint, but {found}{_hint_of_others(path)}")
+        raise CheckpointError(f"{path}: must be a distributed checkpoint, but {_what_is_at(path)}")
     return _without_side(path, decode_metadata(content), is_plain=config is None)
 
 
-def _with_paths(path: Path, catalogue: Catalogue) -> Catalogue:
+def _with_paths(path: AnyFolder, catalogue: Catalogue) -> Catalogue:
     """Contents with the paths that `.metadata` has."""
     content = maybe_read_file(path, DCP_METADATA)
     return catalogue if content is None else replace(catalogue, paths=decode_metadata(content).paths)
 
 
-def _hint_of_others(path: Path) -> str:
-    """Names the last checkpoint in a folder of checkpoints, or another format of the files."""
+def _check_sizes(path: AnyFolder, side: SideFile) -> None:
+    """Checks that all files are there, as long as the side file says."""
+    if isinstance(path, StoredFolder):
+        path.look_at(side.files)
+    with naming_other_programs(path, side):
+        for name, stored in side.files.items():
+            check_size(path, name, stored.num_bytes)
+
+
+def _what_is_at(path: AnyFolder) -> str:
+    """Says what is in the place of a checkpoint."""
+    if isinstance(path, StoredFolder):
+        return f"{DCP_METADATA} cannot be read: there is no such object"
+    if path.is_file():
+        return "is a file: torch.load reads those of torch.save"
+    if not path.is_dir():
+        return "there is no such folder"
     others = sorted(one.parent.name for one in path.glob(f"*/{DCP_METADATA}"))
-    return f"; {others[-1]} in it is one" if others else ""
+    hint = f"; {others[-1]} in it is one" if others else ""
+    return f"{DCP_METADATA} cannot be read: there is none{hint}"
 
 
-def _without_side(path: Path, catalogue: Catalogue, *, is_plain: bool) -> CheckpointFolder:
+def _without_side(path: AnyFolder, catalogue: Catalogue, *, is_plain: bool) -> CheckpointFolder:
     """A checkpoint of another program: its contents are without the object that has the common state."""
     objects = dict(catalogue.objects)
     common_row = objects.pop(_COMMON_OBJECT, None)
     return CheckpointFolder(path, replace(catalogue, objects=objects), None, common_row, is_plain=is_plain)
 
 
-def _check_size(path: Path, name: str, num_bytes: int) -> None:
-    """Checks that a file is there, and as long as the side file says."""
-    try:
-        status = (path / name).stat()
-    except OSError as error:
-        raise CheckpointError(
-            f"{name}: must be in {path}, as {SIDE_NAME} says, but is not: {error.strerror}"
-        ) from error
-    if not stat.S_ISREG(status.st_mode):
-        raise CheckpointError(f"{name}: must be a regular file, as {SIDE_NAME} says, found {kind_of(status.st_mode)}")
-    if status.st_size != num_bytes:
-        raise CheckpointError(f"{name}: must have {num_bytes:,} bytes, as {SIDE_NAME} says, but has {status.st_size:,}")
-
-
-def _open_whole(path: Path) -> CheckpointFolder:
+def _open_whole(path: AnyFolder) -> CheckpointFolder:
     """Opens a checkpoint, and checks the files that other programs read in the place of the side file."""
     opened = open_folder(path)
     if opened.side is not None:
         # A strategy that is used alone writes no `metadata.json`.
-        with naming_other_programs(path, opened.side):
+        with naming_other_programs(opened.path, opened.side):
             for name in sorted({DCP_METADATA, CONFIG_NAME} & opened.side.files.keys()):
-                opened.check(name, maybe_read_file(path, name) or b"")
+                opened.check(name, maybe_read_file(opened.path, name) or b"")
     return opened
 
 
-def open_for_all(path: Path, meeting: Meeting) -> CheckpointFolder:
+def open_for_all(path: AnyFolder, meeting: Meeting) -> CheckpointFolder:
     """Collective over the ranks: opens a checkpoint. Rank 0 alone reads `.metadata`, and checks the small files.
 
     Raises:
@@ -286,16 +274,19 @@ def open_for_all(path: Path, meeting: Meeting) -> CheckpointFolder:
         return opened
     head, _, catalogue_text = content.partition(b"\n")
     save_id, is_plain, paths = orjson.loads(head)
+    if isinstance(path, StoredFolder):
+        # The save that rank 0 has seen: another one may be committed at any moment.
+        path = path.opened_as(save_id)
     if save_id is None:
         catalogue = replace(
             SideFile.decode(catalogue_text).catalogue, paths={key: tuple(place) for key, place in paths}
         )
-        if not any((path / name).exists() for name in (DCP_METADATA, *catalogue.files[:1])):
+        if not any(has_file(path, name) for name in (DCP_METADATA, *catalogue.files[:1])):
             raise CheckpointError(
                 f"{path}: must be a folder on a file system that all ranks share, but this rank does not see it"
             )
         return _without_side(path, catalogue, is_plain=is_plain)
-    opened = open_folder(path, reads_paths=False)
+    opened = open_folder(path, reads_paths=False, checks_sizes=isinstance(path, Path))
     # Another job may replace the checkpoint after rank 0 has looked and before this rank does. Without the comparison
     # each would load a part of its own save.
     if opened.side is None or opened.side.save_id != save_id:
@@ -307,51 +298,35 @@ def open_for_all(path: Path, meeting: Meeting) -> CheckpointFolder:
     return replace(opened, catalogue=catalogue, is_plain=is_plain)
 
 
-def load_common(path: Path) -> dict[str, Any]:
+def load_common(path: AnyFolder) -> dict[str, Any]:
     """Loads the state that is not sharded. Reads no more of the checkpoint than it needs.
 
     Raises:
         CheckpointError: there is no checkpoint, it is damaged, or has classes that are not allowed.
     """
+    if isinstance(path, StoredFolder):
+        path = path.opened()
     side = read_side(path)
-    if side is None and (path / COMMON_NAME).exists():
+    if side is None and has_file(path, COMMON_NAME):
         return CheckpointFolder(path, EMPTY, None).load_common()
     return open_folder(path).load_common()
 
 
-def _take_over_others(final: Path, partial: Path) -> None:
-    """Links the files of other programs into the new folder, or copies them, before it replaces the old one."""
-    # Second names, no moves: until the exchange the earlier checkpoint must be whole where it is, as this process may
-    # be killed at any moment.
-    for path in final.iterdir():
-        if _DATA_FILE.fullmatch(path.name) or path.name in _OWN_NAMES or (partial / path.name).exists():
-            continue
-        if path.is_dir() and not path.is_symlink():
-            shutil.copytree(path, partial / path.name, symlinks=True, copy_function=link_or_copy)
-        else:
-            link_or_copy(str(path), str(partial / path.name))
+def any_folder(path: str | Path) -> AnyFolder:
+    """Folder of a checkpoint: a path, or an address of an object store.
 
-
-def link_or_copy(source: str, target: str) -> None:
-    """Gives a file a second name, or copies it where the file system has no links."""
-    try:
-        os.link(source, target, follow_symlinks=False)
-    except OSError:
-        # The bytes of a copy must be on the disk before the exchange is.
-        shutil.copy2(source, target, follow_symlinks=False)
-        flush_files([Path(target)])
-
-
-def is_checkpoint(path: Path) -> bool:
-    """True if a folder looks like a complete checkpoint, which may be replaced by another."""
-    return any((path / name).is_file() for name in (DCP_METADATA, SIDE_NAME)) or _has_config(path)
-
-
-def _has_config(path: Path) -> bool:
-    try:
-        return maybe_load_config(path) is not None
-    except CheckpointError:
-        return False
+    Raises:
+        ArgumentError: it is neither, or an address that has no bucket, or a secret in it.
+    """
+    if not isinstance(path, str) or not is_address(path):
+        return local_folder(path)
+    address = parse_address(path.rstrip("/"))
+    if address.scheme not in _STORES:
+        known = ", ".join(_STORES)
+        raise ArgumentError(
+            f"{address.text}: the address of a checkpoint must have one of the schemes {known}, found {address.scheme}"
+        )
+    return StoredFolder(address.text)
 
 
 def local_folder(path: str | Path) -> Path:
@@ -374,99 +349,18 @@ def local_folder(path: str | Path) -> Path:
     return Path(path)
 
 
-def target_folder(path: str | Path) -> Path:
-    """Absolute path of a folder that is to become a checkpoint.
-
-    Raises:
-        ArgumentError: it is an address; its name is too long; it is the working directory of this process, which would
-            be left in a removed folder; a volume is mounted there; or it is no checkpoint, and has files that a
-            checkpoint would replace.
-    """
-    folder = local_folder(path).absolute()
-    num_bytes = len(os.fsencode(folder.name))
-    if num_bytes > _MOST_NAME_BYTES:
-        raise ArgumentError(
-            f"folder: its name must have at most {_MOST_NAME_BYTES} bytes, but has {num_bytes}: {folder.name[:40]!r}..."
-        )
-    if folder.is_dir() and os.path.ismount(folder):
-        raise ArgumentError(_mounted(folder))
-    if folder.is_dir() and not is_checkpoint(folder) and (folder / CONFIG_NAME).exists():
-        raise ArgumentError(f"folder: {CONFIG_NAME} there must be of a checkpoint, but {folder / CONFIG_NAME} is not")
-    if folder.is_dir() and folder.samefile("."):
-        raise ArgumentError(
-            f"folder: must be another folder than the working directory, which it replaces, found {str(path)!r}"
-        )
-    return folder
-
-
-def _mounted(path: Path) -> str:
-    return (
-        f"folder: must be a folder that can be replaced, but a volume is mounted at {path}: save into a folder "
-        f"below it, such as {path / 'step-0000100'}"
-    )
-
-
-def commit_checkpoint(partial: Path, final: Path) -> None:
-    """Makes the files of a partial folder the checkpoint `final`: whole, or not at all.
-
-    An absent or empty folder takes the name by one rename. An earlier checkpoint is exchanged with the new one, which
-    takes over all files there that belong to no checkpoint. Into a folder with other files alone the new ones move,
-    `metadata.json` last, without which the checkpoint is not whole.
-
-    Raises:
-        CheckpointError: a folder has the name of a file of the checkpoint, or a volume is mounted at `final`.
-        OSError: a file cannot be renamed or flushed.
-    """
-    try:
-        _commit(partial, final)
-    except OSError as error:
-        if error.errno in (errno.EBUSY, errno.EXDEV) and final.is_dir():
-            raise CheckpointError(_mounted(final)) from error  # some mounts are seen only when they refuse
-        raise
-
-
-def _commit(partial: Path, final: Path) -> None:
-    if not final.is_dir() or final.is_symlink() or is_checkpoint(final) or not any(final.iterdir()):
-        # One rename or exchange: readers, and whoever comes after a kill, find the earlier checkpoint or the new one,
-        # and never files of both.
-        if final.is_dir() and is_checkpoint(final):
-            # Before the exchange: after it the earlier folder is removed with all that is left in it.
-            _take_over_others(final, partial)
-        if commit_folder(partial, final, may_replace=is_checkpoint):
-            logger.warning("%s: a checkpoint that was there has been replaced", final)
-        return
-    # The names that make a folder a checkpoint come last. In another order, a kill in between would leave a folder that
-    # looks complete and lacks files.
-    last = (SIDE_NAME, DCP_METADATA, CONFIG_NAME)
-    names = sorted(os.listdir(partial), key=lambda name: (last.index(name) if name in last else -1, name))  # noqa: PTH208
-    for name in names:
-        # All names are looked at before the first moves, so that this error leaves the folder as it was.
-        if (final / name).is_dir():
-            raise CheckpointError(
-                f"{final / name}: must be no folder, because a file of the checkpoint takes its place"
-            )
-    for name in names:
-        # After a loss of power the disk may have later renames and lack earlier ones. So those of all other files are
-        # on the disk before `metadata.json` gets its name.
-        if name == CONFIG_NAME:
-            flush_to_disk(final)
-        publish(partial / name, final / name)
-    flush_to_disk(final)
-    shutil.rmtree(partial, ignore_errors=True)
-
-
 _EARLIER_NAMES: Final = ("common.pt", "metadata.json")
 """Files that a program which saves with torch alone leaves from an earlier save."""
 
 
-def read_side(path: Path) -> SideFile | None:
+def read_side(path: AnyFolder) -> SideFile | None:
     """Reads the side file of a folder; None if there is none."""
     content = maybe_read_file(path, SIDE_NAME)
     return None if content is None else SideFile.decode(content)
 
 
 @contextmanager
-def naming_replacement(path: Path, side: SideFile | None) -> Iterator[None]:
+def naming_replacement(path: AnyFolder, side: SideFile | None) -> Iterator[None]:
     """Tells a checkpoint that is damaged, whose folder it names, from one that has been replaced or removed since.
 
     Args:
@@ -487,8 +381,10 @@ def naming_replacement(path: Path, side: SideFile | None) -> Iterator[None]:
         ) from error
 
 
-def _replacement(path: Path, side: SideFile) -> str | None:
+def _replacement(path: AnyFolder, side: SideFile) -> str | None:
     """Says how a checkpoint has changed since it was opened; None if it has not."""
+    if isinstance(path, StoredFolder):
+        return path.replacement()
     if not path.exists():
         return "removed"
     try:
@@ -501,7 +397,7 @@ def _replacement(path: Path, side: SideFile) -> str | None:
 
 
 @contextmanager
-def naming_other_programs(path: Path, side: SideFile) -> Iterator[None]:
+def naming_other_programs(path: AnyFolder, side: SideFile) -> Iterator[None]:
     """Tells a checkpoint that is damaged from one over which another program has saved.
 
     Args:
@@ -520,14 +416,14 @@ def naming_other_programs(path: Path, side: SideFile) -> Iterator[None]:
         ) from error
 
 
-def _is_as_described(path: Path, name: str, side: SideFile) -> bool:
+def _is_as_described(path: AnyFolder, name: str, side: SideFile) -> bool:
     content, stored = maybe_read_file(path, name), side.files.get(name)
     return (
         content is not None and stored is not None and (len(content), crc32(content)) == (stored.num_bytes, stored.crc)
     )
 
 
-def _is_of_another_program(path: Path, side: SideFile) -> bool:
+def _is_of_another_program(path: AnyFolder, side: SideFile) -> bool:
     """True if `.metadata` is whole, and of another length: torch's says more than Trackbed's."""
     content, stored = maybe_read_file(path, DCP_METADATA), side.files.get(DCP_METADATA)
     if content is None or stored is None or len(content) == stored.num_bytes:

@@ -13,9 +13,10 @@ import numpy as np
 import orjson
 import torch
 
-from trackbed.checkpoint.folder import CheckpointFolder, local_folder, open_for_all
+from trackbed.checkpoint.folder import CheckpointFolder, any_folder, open_for_all
 from trackbed.checkpoint.format.catalogue import Catalogue, StoredTensor
 from trackbed.checkpoint.io.boxes import BoxReader, BoxToFill, fill_boxes
+from trackbed.checkpoint.io.file_reader import AnyFolder
 from trackbed.checkpoint.megatron_arguments import refuses_megatron_arguments
 from trackbed.checkpoint.paused_collector import paused_collector
 from trackbed.checkpoint.plan.exchange import Exchange, exchange_parts, must_exchange, parse_exchange, plan_parts
@@ -137,7 +138,7 @@ def load(
         with phases("open"):
             request_state, owners = take_states(state)
             request = describe_request(request_state, fills_plain=True)
-            opened = open_for_all(local_folder(folder), meeting)
+            opened = open_for_all(any_folder(folder), meeting)
             request, shards, others = _without_plain_values(request, opened.catalogue, rename)
             # The parts of DTensors cover them by their placements.
             own = [shard for shard in shards if not isinstance(shard, PartOfDivided)]
@@ -179,7 +180,7 @@ def load(
             return loaded
 
 
-def _tell_left_out(keys: Sequence[str], path: Path) -> None:
+def _tell_left_out(keys: Sequence[str], path: AnyFolder) -> None:
     """Logs stored tensors for whose place the state has an empty dictionary."""
     if keys:
         logger.warning(
@@ -256,7 +257,7 @@ def differing_keys(
     """
     with meet("differing_keys", group) as meeting:
         request = describe_request(take_states(state)[0], fills_plain=True)
-        opened = open_for_all(local_folder(folder), meeting)
+        opened = open_for_all(any_folder(folder), meeting)
         catalogue = opened.catalogue
         _, shards, others = _without_plain_values(request, catalogue, rename)
         table, _ = gather_table(meeting, tabulate(shards, meeting.rank))
@@ -314,7 +315,9 @@ def _without_plain_values(
     return request.only(is_kept), list(compress(shards, is_kept)), others
 
 
-def _check_plain_values(others: Iterable[PartOfDivided], common: dict[str, Any], path: Path, strict: Strict) -> None:
+def _check_plain_values(
+    others: Iterable[PartOfDivided], common: dict[str, Any], path: AnyFolder, strict: Strict
+) -> None:
     """Checks that plain tensors of the state that are not stored as tensors are plain values of the checkpoint."""
     lacking = [one.key for one in others if not _has(common, one.path)]
     if lacking and strict == "raise":

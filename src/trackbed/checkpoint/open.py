@@ -10,13 +10,16 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from trackbed.checkpoint.folder import CheckpointFolder, local_folder, open_folder
+from trackbed.checkpoint.folder import CheckpointFolder, any_folder, open_folder
 from trackbed.checkpoint.format.dcp_metadata import DCP_METADATA
 from trackbed.checkpoint.io.boxes import BoxReader, BoxToFill, fill_boxes
+from trackbed.checkpoint.io.file_reader import AnyFolder
+from trackbed.checkpoint.io.stored_folder import StoredFolder
 from trackbed.checkpoint.load import require_covered, require_loadable
 from trackbed.checkpoint.ranks import Ranks, meet
 from trackbed.checkpoint.state.divided_tensors import divided_tensor, is_divided, parts_to_load, undivided_tensor
 from trackbed.errors import ArgumentError, CheckpointError
+from trackbed.files.stores import is_address
 from trackbed.plural import number_of
 
 logger = logging.getLogger(__name__)
@@ -190,10 +193,10 @@ def open_checkpoint(folder: str | Path) -> Checkpoint:
     Raises:
         CheckpointError: there is none, or it is damaged.
     """
-    return Checkpoint(open_folder(local_folder(folder)))
+    return Checkpoint(open_folder(any_folder(folder)))
 
 
-def latest_checkpoint(folder: str | Path, *, group: Ranks = None) -> Path | None:
+def latest_checkpoint(folder: str | Path, *, group: Ranks = None) -> Path | str | None:
     """Collective over `group`: returns the checkpoint in a folder whose name ends with the highest number.
 
     Names such as `step-0000100`, `iter_0000100` and `100` have a number at their end. Other names are ignored, such as
@@ -206,18 +209,58 @@ def latest_checkpoint(folder: str | Path, *, group: Ranks = None) -> Path | None
             this process alone.
 
     Returns:
-        Path of the checkpoint, `folder` and its name. None if there is none.
+        Path of the checkpoint, `folder` and its name, or the address where `folder` is one. None if there is none.
 
     Raises:
         CheckpointError: on every rank: the folder cannot be read, is a file, or is a checkpoint itself.
     """
     with meet("latest_checkpoint", group) as meeting:
-        name = meeting.broadcast(_latest_name(local_folder(folder)).encode() if meeting.rank == 0 else b"").decode()
-    return Path(folder) / name if name else None
+        name = meeting.broadcast(_latest_name(any_folder(folder)).encode() if meeting.rank == 0 else b"").decode()
+    if not name:
+        return None
+    return f"{str(folder).rstrip('/')}/{name}" if is_address(folder) else Path(folder) / name
 
 
-def _latest_name(folder: Path) -> str:
+def _latest_name(folder: AnyFolder) -> str:
     """Name of the last checkpoint of a folder; empty if there is none."""
+    return _latest_in_store(folder) if isinstance(folder, StoredFolder) else _latest_in_folder(folder)
+
+
+def _latest_in_store(folder: StoredFolder) -> str:
+    names = [name for name in folder.folders() if _NUMBER.search(name)]
+    for name in sorted(names, key=_number_of, reverse=True):
+        one = (folder / name).opened()
+        if one.save_id is None and not one.has(DCP_METADATA):
+            continue
+        if _is_whole(one):
+            return name
+    if folder.opened().save_id is not None or folder.has(DCP_METADATA):
+        raise _is_one(folder)
+    return ""
+
+
+def _number_of(name: str) -> int:
+    found = _NUMBER.search(name)
+    return -1 if found is None else int(found[0])
+
+
+def _is_whole(folder: AnyFolder) -> bool:
+    """True if a checkpoint can be opened; the log says why one cannot."""
+    try:
+        open_folder(folder)
+    except CheckpointError as error:
+        logger.warning("%s: is passed over, because it is not whole: %s", folder, error)
+        return False
+    return True
+
+
+def _is_one(folder: AnyFolder) -> CheckpointError:
+    return CheckpointError(
+        f"{folder}: must be a folder of checkpoints, but is a checkpoint itself: give the folder that it is in"
+    )
+
+
+def _latest_in_folder(folder: Path) -> str:
     if folder.is_file():
         raise CheckpointError(f"{folder}: must be a folder of checkpoints, but is a file")
     if not folder.is_dir():
@@ -228,14 +271,8 @@ def _latest_name(folder: Path) -> str:
         if (number := _NUMBER.search(one.name)) and (one / DCP_METADATA).is_file()
     ]
     for _, name in sorted(found, reverse=True):
-        try:
-            open_folder(folder / name)
-        except CheckpointError as error:
-            logger.warning("%s: is passed over, because it is not whole: %s", folder / name, error)
-        else:
+        if _is_whole(folder / name):
             return name
     if (folder / DCP_METADATA).is_file():
-        raise CheckpointError(
-            f"{folder}: must be a folder of checkpoints, but is a checkpoint itself: give the folder that it is in"
-        )
+        raise _is_one(folder)
     return ""

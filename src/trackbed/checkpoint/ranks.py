@@ -50,8 +50,8 @@ class Meeting:
     step: Step
     process_group: Any
     """Process group of torch with the same ranks; None if there is none."""
-    partials: list[Path] = field(default_factory=list)
-    """Partial folders that this rank removes if the step fails, once all ranks have left it."""
+    undo: list[Callable[[], None]] = field(default_factory=list)
+    """What this rank does if the step fails, once all ranks have left it."""
 
     @property
     def rank(self) -> int:
@@ -62,6 +62,15 @@ class Meeting:
     def size(self) -> int:
         """Number of ranks."""
         return self.group.size
+
+    def remove_after_error(self, partial: Path) -> None:
+        """Has a partial folder removed if the step fails, once all ranks have left it."""
+
+        def remove() -> None:
+            if partial.exists():
+                remove_partial(partial)
+
+        self.undo.append(remove)
 
     def poll(self) -> None:
         """Raises if another rank has failed. Call it every 50 ms or so during long work."""
@@ -242,8 +251,8 @@ def meet(
     cause: Exception | None = None
     try:
         # The step ends when all ranks have left it.
-        with _removed_after_error() as partials, members.guarded(what) as step:
-            meeting = Meeting(members, step, ranks, partials)
+        with _undone_after_error() as undo, members.guarded(what) as step:
+            meeting = Meeting(members, step, ranks, undo)
             token = _current.set(meeting)
             try:
                 yield meeting
@@ -259,17 +268,17 @@ def meet(
 
 
 @contextmanager
-def _removed_after_error() -> Iterator[list[Path]]:
-    """Yields a list of partial folders, which are removed if the block fails."""
-    partials: list[Path] = []
+def _undone_after_error() -> Iterator[list[Callable[[], None]]]:
+    """Yields a list of functions, which are called if the block fails."""
+    undo: list[Callable[[], None]] = []
     try:
-        yield partials
+        yield undo
     except BaseException:
-        for partial in filter(Path.exists, partials):
+        for function in undo:
             try:
-                remove_partial(partial)
+                function()
             except OSError as error:  # a rank that was given up may still write
-                logger.warning("%s: must be removed after a failure, but: %s", partial, error)
+                logger.warning("what a failed save has left must be removed, but: %s", error)
         raise
 
 

@@ -6,7 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from trackbed.checkpoint.folder import commit_checkpoint, link_or_copy, open_folder
+from trackbed.checkpoint.commit import commit_checkpoint, link_or_copy
+from trackbed.checkpoint.folder import open_folder
 from trackbed.checkpoint.format.dcp_metadata import DCP_METADATA, encode_metadata
 from trackbed.checkpoint.format.extents import SIDE_NAME, FileChecksum
 from trackbed.files.checksum import crc32

@@ -1,7 +1,6 @@
 """Saves a checkpoint with all ranks."""
 
 import hashlib
-import os
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,17 +11,22 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 
-from trackbed.checkpoint.folder import COMMON_NAME, PLAIN_TENSORS, commit_checkpoint, data_name, target_folder
+from trackbed.checkpoint.begin_save import AnySave, begin_save
+from trackbed.checkpoint.commit import any_target
+from trackbed.checkpoint.folder import COMMON_NAME, PLAIN_TENSORS
 from trackbed.checkpoint.format.config_file import CONFIG_NAME, CheckpointingConfig
 from trackbed.checkpoint.format.dcp_metadata import DCP_METADATA, encode_metadata
 from trackbed.checkpoint.format.extents import SIDE_NAME, FileChecksum, SideFile
 from trackbed.checkpoint.format.safe_pickle import torch_bytes
+from trackbed.checkpoint.io.file_reader import AnyFolder
 from trackbed.checkpoint.io.file_writer import WrittenItem, write_items
 from trackbed.checkpoint.io.written_files import WrittenFiles, catalogue_of
+from trackbed.checkpoint.local_save import LocalSave
 from trackbed.checkpoint.megatron_arguments import refuses_megatron_arguments
 from trackbed.checkpoint.paused_collector import paused_collector
 from trackbed.checkpoint.plan.assignment import Assignment, assign_balanced, choose_main_replicas, join_assignments
 from trackbed.checkpoint.plan.copies import check_copies_agree
+from trackbed.checkpoint.plan.cut_parts import cut_parts
 from trackbed.checkpoint.plan.divided_plan import DividedPlan, DividedTable, plan_divided
 from trackbed.checkpoint.plan.shard_table import (
     Table,
@@ -45,7 +49,7 @@ from trackbed.comm.torch_group import check_initialized
 from trackbed.errors import CheckpointError
 from trackbed.files.checksum import crc32
 from trackbed.files.publish import write_new
-from trackbed.files.publish_folder import flush_files, make_partial_folder
+from trackbed.files.publish_folder import flush_files
 
 Shard = ShardedTensor | ShardedObject
 Assign = Callable[[Table, int], Assignment]
@@ -102,12 +106,12 @@ def save(
         check_initialized("save")
     with meet("save", group) as meeting:
         content = {} if content_metadata is None else {"content_metadata": content_metadata}
-        _save(state, target_folder(folder), meeting, Phases(observe), content=content, direct=direct)
+        _save(state, any_target(folder), meeting, Phases(observe), content=content, direct=direct)
 
 
 def _save(
     state: dict[str, Any],
-    folder: Path,
+    folder: AnyFolder,
     meeting: Meeting,
     phases: Phases,
     *,
@@ -115,21 +119,18 @@ def _save(
     direct: bool,
 ) -> None:
     planned = plan_save(state, meeting, phases)
-    partial = make_partial(folder, meeting)
+    begun = begin_save(folder, meeting)
     with digesting(planned.compared if meeting.size > 1 else {}, meeting.poll) as plain_tensors:
         with phases("write"):
             check_copies_agree(meeting, planned.described.divided, planned.plan.divided)
-            names = [data_name(meeting.rank)] * len(planned.values)
-            written = write_shards(partial, planned.values, names, meeting.poll, direct=direct)
+            written = begun.target(meeting.rank, 0).write(planned.values, meeting.poll, direct=direct)
         with phases("collect"):
             own_tensors = plain_tensors()
             written_by_rank, digests = collect(meeting, written, own_tensors.digest())
             check_plain_tensors_agree(meeting, own_tensors, digests, planned.plan.divided.paths)
     with phases("commit"):
         if meeting.rank == 0:
-            contents = planned.contents(content)
-            write_descriptions(partial, planned.plan, written_by_rank, contents)
-            commit_checkpoint(partial, folder)
+            begun.commit(*descriptions(planned.plan, written_by_rank, planned.contents(content), begun))
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,36 +361,6 @@ def _numbers_of_ranks(meeting: Meeting) -> dict[int, int]:
     return {rank: number for number, rank in enumerate(ranks)}
 
 
-def make_partial(folder: Path, meeting: Meeting) -> Path:
-    """Collective over the ranks: creates a partial folder beside the one that a checkpoint is to have.
-
-    It is removed if the meeting fails.
-
-    Raises:
-        CheckpointError: this rank saves to another folder than rank 0, or does not see the partial one.
-    """
-    final = folder.absolute()
-    offer = None
-    if meeting.rank == 0:
-        final.parent.mkdir(parents=True, exist_ok=True)
-        path = make_partial_folder(final, may_replace=lambda found: found.is_dir())
-        meeting.partials.append(path)
-        offer = [_SAVE, os.fsencode(path).hex(), os.fsencode(os.path.realpath(final)).hex()]
-    offered = meeting.group.broadcast(offer)
-    if not isinstance(offered, list) or offered[:1] != [_SAVE]:
-        raise CheckpointError("all ranks must save at the same time, but rank 0 is at another operation")
-    partial, real = (Path(os.fsdecode(bytes.fromhex(text))) for text in offered[1:])
-    if Path(os.path.realpath(final)) != real:
-        raise CheckpointError(
-            f"folder: must be the same on all ranks, but rank {meeting.rank} saves to {final}, and rank 0 to {real}"
-        )
-    if not partial.is_dir():
-        raise CheckpointError(
-            f"{partial}: must be a folder on a file system that all ranks share, but this rank does not see it"
-        )
-    return partial
-
-
 def shard_values(
     shards: Sequence[Shard], objects: Mapping[int, bytes], plan: SavePlan, rank: int
 ) -> list[torch.Tensor | bytes]:
@@ -504,6 +475,28 @@ def collect(meeting: Meeting, written: WrittenFiles, note: bytes = b"") -> tuple
     return list(map(WrittenFiles.decode, contents)), notes
 
 
+def descriptions(
+    plan: SavePlan, written_by_rank: Sequence[WrittenFiles], contents: Mapping[str, bytes], save: AnySave
+) -> tuple[dict[str, bytes], dict[str, FileChecksum]]:
+    """Small files of a checkpoint: further ones, `.metadata`, and the side file, which lists them all.
+
+    Args:
+        plan: plan of the save.
+        written_by_rank: files of all ranks.
+        contents: further files by name.
+        save: the save.
+
+    Returns:
+        The files by name, and sizes and checksums of all files but the side file.
+    """
+    parts = cut_parts(*plan.parts(), save.most_item_bytes)
+    catalogue = catalogue_of(*parts, written_by_rank).with_aliases(plan.divided.aliases)
+    contents = {DCP_METADATA: encode_metadata(catalogue), **contents}
+    files = {name: stored for written in written_by_rank for name, stored in written.files.items()}
+    files |= {name: FileChecksum(len(content), crc32(content)) for name, content in contents.items()}
+    return {**contents, SIDE_NAME: SideFile(save.save_id, files, catalogue).encode()}, files
+
+
 def write_descriptions(
     folder: Path, plan: SavePlan, written_by_rank: Sequence[WrittenFiles], contents: dict[str, bytes]
 ) -> None:
@@ -518,11 +511,7 @@ def write_descriptions(
     Raises:
         OSError: a file cannot be written.
     """
-    catalogue = catalogue_of(*plan.parts(), written_by_rank).with_aliases(plan.divided.aliases)
-    contents = {DCP_METADATA: encode_metadata(catalogue), **contents}
-    files = {name: stored for written in written_by_rank for name, stored in written.files.items()}
-    files |= {name: FileChecksum(len(content), crc32(content)) for name, content in contents.items()}
-    contents[SIDE_NAME] = SideFile(uuid.uuid4().hex, files, catalogue).encode()
-    for name, content in contents.items():
+    found, _ = descriptions(plan, written_by_rank, contents, LocalSave(folder, folder, uuid.uuid4().hex))
+    for name, content in found.items():
         write_new(folder / name, content)
-    flush_files(folder / name for name in contents)
+    flush_files(folder / name for name in found)

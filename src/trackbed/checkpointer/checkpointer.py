@@ -7,34 +7,29 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal, Self
 from weakref import WeakSet
 
 from trackbed.checkpoint.background.snapshot import Snapshot
+from trackbed.checkpoint.begin_save import AnySave
 from trackbed.checkpoint.damage import find_damage
-from trackbed.checkpoint.folder import local_folder
+from trackbed.checkpoint.format.extents import FileChecksum
 from trackbed.checkpoint.load import load
 from trackbed.checkpoint.ranks import Meeting, Observer, Phases, Ranks, meet
 from trackbed.checkpointer.filled import filled
-from trackbed.checkpointer.folders import (
-    FolderLock,
-    commit_or_replace,
-    remove_checkpoint,
-    remove_dead_partials,
-    set_aside,
-)
 from trackbed.checkpointer.groups import groups_of
 from trackbed.checkpointer.records import SaveRecord
+from trackbed.checkpointer.runs import run_in
 from trackbed.checkpointer.signals import SignalAgreement
-from trackbed.checkpointer.steps import DEFAULT_PATTERN, Keep, StepNames, steps_in, steps_to_remove
+from trackbed.checkpointer.steps import DEFAULT_PATTERN, Keep, StepNames, steps_to_remove
 from trackbed.checkpointer.writer import BackgroundSave, BackgroundWriter, WriterKind
 from trackbed.comm.rendezvous import Stopped, cause_of
 from trackbed.comm.store import StoreUnreachable
 from trackbed.comm.torch_group import check_initialized
-from trackbed.errors import ArgumentError, CheckpointError
+from trackbed.errors import ArgumentError, CheckpointError, TrackbedError
 from trackbed.optim import load_sharded_state
 
 logger = logging.getLogger(__name__)
@@ -117,23 +112,20 @@ class Checkpointer:
             _check_word("on_failure", on_failure, ("raise", "warn"))
             _check_word("writer", writer, ("thread", "process"))
             _check_word("snapshot", snapshot, ("copied", "deferred"))
-            self._folder = local_folder(folder).absolute()
+            self._run = run_in(folder)
             self._names = StepNames(pattern)
-            options = [str(self._folder), keep_last, keep_every, on_busy, on_failure, writer, snapshot, pattern]
+            options = [str(self._run), keep_last, keep_every, on_busy, on_failure, writer, snapshot, pattern]
             meeting.group.agree("Checkpointer", options)
         self._keep_last, self._keep_every, self._keep = keep_last, keep_every, keep
         self._on_busy, self._on_failure = on_busy, on_failure
         self._observe = observe
         self._calls, threads = groups_of(group)
         self._threads, self._rank = threads, threads.rank
-        self._lock: FolderLock | None = None
         with contextlib.ExitStack() as undone:
             with meet("Checkpointer", self._calls) as meeting:
                 if meeting.rank == 0:
-                    self._folder.mkdir(parents=True, exist_ok=True)
-                    self._lock = FolderLock(self._folder)
-                    undone.callback(self._lock.release)
-                    remove_dead_partials(self._folder, lambda name: self._names.step_of(name) is not None)
+                    self._run.take(self._names)
+                    undone.callback(self._run.release)
                 self._writer = BackgroundWriter(
                     threads, kind=writer, direct=direct, max_bytes=max_bytes, defers=snapshot == "deferred"
                 )
@@ -163,13 +155,17 @@ class Checkpointer:
                 raise
             logger.exception("the last save has failed")
 
-    def path(self, step: int) -> Path:
-        """Folder of the checkpoint of a step, which need not be there."""
-        return self._folder / self._names.name(step)
+    def __repr__(self) -> str:
+        """Says where the checkpoints are."""
+        return f"<Checkpointer of {self._run}>"
+
+    def path(self, step: int) -> Path | str:
+        """Folder of the checkpoint of a step, which need not be there; an address where checkpoints are in a store."""
+        return self._run.path(self._names.name(step))
 
     def steps(self) -> list[int]:
         """Steps of the checkpoints that are there, in rising order."""
-        return steps_in(self._folder, self._names)
+        return self._run.steps(self._names)
 
     def latest(self, *, verified: bool = False) -> int | None:
         """Highest step of which there is a checkpoint; None if there is none.
@@ -245,10 +241,10 @@ class Checkpointer:
             if error is None and self._rank == 0:
                 self._remove_old(step)
 
-        def commit(partial: Path, final: Path) -> None:
-            self._commit(partial, final, step, loaded)
+        def commit(save: AnySave, contents: Mapping[str, bytes], files: Mapping[str, FileChecksum]) -> None:
+            self._commit(save, contents, files, step, loaded)
 
-        self._writer.begin(BackgroundSave(snapshot, self.path(step), phases, commit, end))
+        self._writer.begin(BackgroundSave(snapshot, self._run.folder_of(self._names.name(step)), phases, commit, end))
         if snapshot.live:
             record.blocked_seconds = time.perf_counter() - start
             record.num_live_bytes = snapshot.num_live_bytes
@@ -384,8 +380,7 @@ class Checkpointer:
         if self._signals is not None:
             self._signals.close()
             _closed_signals.add(self._signals)
-        if self._lock is not None:
-            self._lock.release()
+        self._run.release()
 
     def load(self, state: dict[str, Any], step: int | None = None) -> dict[str, Any] | None:
         """Collective over the ranks: loads a checkpoint; see `trackbed.load`.
@@ -482,7 +477,7 @@ class Checkpointer:
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise CheckpointError(f"{self._folder}: its Checkpointer must be open, but was closed")
+            raise CheckpointError(f"{self._run}: its Checkpointer must be open, but was closed")
 
     def _conclude(self) -> None:
         """Reports the end of a save, if there is one that has ended."""
@@ -498,15 +493,20 @@ class Checkpointer:
         is_own = cause_of(error, Stopped) is None and cause_of(error, StoreUnreachable) is None
         raise CheckpointError(text) from (error if is_own else None)
 
-    def _commit(self, partial: Path, final: Path, step: int, loaded: list[int] | None) -> None:
-        """Makes a folder the checkpoint of a step, on rank 0.
+    def _commit(
+        self,
+        save: AnySave,
+        contents: Mapping[str, bytes],
+        files: Mapping[str, FileChecksum],
+        step: int,
+        loaded: list[int] | None,
+    ) -> None:
+        """Makes a save the checkpoint of a step, on rank 0.
 
         After an older step was loaded, later ones are set aside first, so that `latest` is on the new branch.
         """
         later = [] if loaded is None else [one for one in self.steps() if one > loaded[0] and one != step]
-        # An error may come after the rename, where the partial folder is gone: then it stands.
-        with set_aside([self.path(one) for one in later], is_undone=partial.exists) as aside:
-            commit_or_replace(partial, final)
+        aside = self._run.commit(save, contents, files, [self._run.folder_of(self._names.name(one)) for one in later])
         if self._loaded is loaded:
             self._loaded = None
         if aside and loaded is not None:
@@ -527,9 +527,9 @@ class Checkpointer:
                 in_use={newest, *self._loading},
             )
             for step in removed:
-                remove_checkpoint(self.path(step))
-        except OSError as error:
-            logger.warning("%s: earlier checkpoints must be removed, but: %s", self._folder, error)
+                self._run.remove(self._names.name(step))
+        except (OSError, TrackbedError) as error:
+            logger.warning("%s: earlier checkpoints must be removed, but: %s", self._run, error)
 
     def _observer_of(self, record: SaveRecord) -> Observer:
         def observe(name: str, seconds: float) -> None:
@@ -561,7 +561,7 @@ def _drain() -> None:
         try:
             checkpointer.close()
         except CheckpointError:
-            logger.exception("%s: the last save has failed", checkpointer.path(0).parent)
+            logger.exception("%s: the last save has failed", checkpointer)
     for signals in list(_closed_signals):
         signals.wait_for_end(_END_SECONDS)
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from trackbed.checkpoint.folder import commit_checkpoint
+from trackbed.checkpoint.commit import commit_checkpoint
 from trackbed.errors import CheckpointError
 from trackbed.files.publish import Writer, find_partials, flush_to_disk, new_partial, publish, remove_partial
 

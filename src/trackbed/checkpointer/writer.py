@@ -1,11 +1,10 @@
 """Snapshots of one rank, and the thread that writes them, one after the other."""
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, Final, Literal
 
 import torch
@@ -14,14 +13,19 @@ from trackbed.checkpoint.background.copies import watch_optimizers
 from trackbed.checkpoint.background.priority import lower_priority
 from trackbed.checkpoint.background.slab import Slab
 from trackbed.checkpoint.background.snapshot import (
+    Commit,
     Snapshot,
-    WriteFile,
+    Write,
     reserve_for,
     take_snapshot,
     write_in_thread,
     write_snapshot,
 )
 from trackbed.checkpoint.background.writer_process import WriterProcess
+from trackbed.checkpoint.begin_save import AnySave
+from trackbed.checkpoint.format.extents import FileChecksum
+from trackbed.checkpoint.io.file_reader import AnyFolder
+from trackbed.checkpoint.io.targets import Target
 from trackbed.checkpoint.io.written_files import WrittenFiles
 from trackbed.checkpoint.ranks import Meeting, Phases
 from trackbed.checkpointer.signs_of_life import SignsOfLife
@@ -40,12 +44,12 @@ class BackgroundSave:
     """A snapshot, and what becomes of it."""
 
     snapshot: Snapshot
-    folder: Path
+    folder: AnyFolder
     """Folder of the checkpoint."""
     phases: Phases
     """Times the phases."""
-    commit: Callable[[Path, Path], None]
-    """Called on the thread of rank 0, to give a whole partial folder the name of the checkpoint."""
+    commit: Commit
+    """Called on the thread of rank 0, to make the save the checkpoint."""
     end: Callable[[BaseException | None], None]
     """Called on the thread, with the error, or None for a checkpoint that is whole."""
 
@@ -165,15 +169,15 @@ class BackgroundWriter:
         signs, slab = self._signs, self._slab
 
         def write_copies(
-            folder: Path, values: Sequence[torch.Tensor | bytes], name: str, poll: Callable[[], None]
+            target: Target, values: Sequence[torch.Tensor | bytes], poll: Callable[[], None]
         ) -> WrittenFiles:
             if self.process is None:
-                return self._write_in_thread(folder, values, name, poll)
-            return self.process.write(folder, values, name, slab, poll, direct=self._direct)
+                return self._write_in_thread(target, values, poll)
+            return self.process.write(target, values, slab, poll, direct=self._direct)
 
-        def commit(unfinished: Path, final: Path) -> None:
-            with signs.working(f"commit {final}"):
-                save.commit(unfinished, final)
+        def commit(begun: AnySave, contents: Mapping[str, bytes], files: Mapping[str, FileChecksum]) -> None:
+            with signs.working(f"commit {begun.folder}"):
+                save.commit(begun, contents, files)
 
         error: BaseException | None = None
         try:
@@ -200,14 +204,14 @@ def _new_thread() -> DaemonThreads:
     return thread
 
 
-def _with_signs(write: WriteFile, signs: SignsOfLife) -> WriteFile:
+def _with_signs(write: Write, signs: SignsOfLife) -> Write:
     """Returns a function that writes, and gives signs of life."""
 
     def write_and_live(
-        folder: Path, values: Sequence[torch.Tensor | bytes], name: str, poll: Callable[[], None]
+        target: Target, values: Sequence[torch.Tensor | bytes], poll: Callable[[], None]
     ) -> WrittenFiles:
-        with signs.working(f"write {folder / name}", poll) as live:
-            return write(folder, values, name, live)
+        with signs.working(f"write {target}", poll) as live:
+            return write(target, values, live)
 
     return write_and_live
 

@@ -178,6 +178,24 @@ def remove_partial(path: Path) -> None:
                 shutil.rmtree(path)
 
 
+def own_writer() -> str:
+    """Returns the identifier of this process, for `state_of_writer`."""
+    return _writer(os.getpid())
+
+
+def state_of_writer(writer: str) -> Writer:
+    """Returns the state of a process from its identifier: host, number and start."""
+    host, _, rest = writer.partition(".")
+    pid, _, start = rest.partition(".")
+    # On another host, or in another container, the number says nothing: a writer there may be in the middle of its
+    # file.
+    if host != _host() or not (pid.isdigit() and start.isdigit()):
+        return Writer.elsewhere
+    # The number of a dead writer may be another process's by now. Its start time tells them apart; otherwise the files
+    # of a killed job would stay as long as that process lives.
+    return Writer.living if _start_of(int(pid)) == int(start) else Writer.dead
+
+
 def find_partials(directory: Path, *, final_name: str = "") -> list[PartialFile]:
     """Returns the partial files and folders of `final_name` (of all names if empty) in a folder, sorted by name.
 
@@ -192,14 +210,7 @@ def find_partials(directory: Path, *, final_name: str = "") -> list[PartialFile]
         begin = name[: writer.start()]
         if final_name and begin not in (final_name, _shortened(final_name, writer[0])):
             continue
-        # On another host, or in another container, the number says nothing: a writer there may be in the middle of its
-        # file.
-        state = Writer.elsewhere
-        if writer["host"] == _host():
-            # The number of a dead writer may be another process's by now. Its start time tells them apart; otherwise
-            # the files of a killed job would stay as long as that process lives.
-            is_alive = _start_of(int(writer["pid"])) == int(writer["start"])
-            state = Writer.living if is_alive else Writer.dead
+        state = state_of_writer(f"{writer['host']}.{writer['pid']}.{writer['start']}")
         partials.append(PartialFile(f"{directory}/{name}", begin, state))
     return partials
 

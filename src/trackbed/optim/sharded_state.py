@@ -14,7 +14,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from trackbed.checkpoint import ShardedTensor
-from trackbed.checkpoint.folder import CheckpointFolder, local_folder, open_for_all
+from trackbed.checkpoint.folder import CheckpointFolder, any_folder, open_for_all
 from trackbed.checkpoint.io.boxes import BoxReader
 from trackbed.checkpoint.load import check_parts
 from trackbed.checkpoint.ranks import Meeting, Ranks, meet
@@ -233,7 +233,7 @@ def load_sharded_state(
                 raise ArgumentError(f"options: must be 'checkpoint' or 'program', found {options!r}")
             arguments = _arguments(optimizer, prefix, has_entries=entries is not None)
             meeting.group.agree("load_sharded_state", arguments)
-            opened = open_for_all(local_folder(folder), meeting)
+            opened = open_for_all(any_folder(folder), meeting)
             common = opened.load_common(_is_of_model_or_optimizer)
             extra, places = dict[str, str](), NO_PLACES
             if entries is not None:

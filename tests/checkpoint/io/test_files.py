@@ -17,7 +17,7 @@ import torch
 from trackbed.checkpoint import ShardedTensor, load, save
 from trackbed.checkpoint.format.torch_record import tensor_record
 from trackbed.checkpoint.io.boxes import slabs_of
-from trackbed.checkpoint.io.file_reader import FileReader
+from trackbed.checkpoint.io.file_reader import open_reader
 from trackbed.checkpoint.io.file_writer import FileWriter, bytes_of, write_items
 from trackbed.errors import CheckpointError
 
@@ -195,7 +195,7 @@ def test_each_range_of_a_payload_is_read_and_verified(tmp_path):
         (3 * MIB, len(payload)),
         (7, 7),
     ]
-    with FileReader.open(tmp_path, "file") as reader:
+    with open_reader(tmp_path, "file") as reader:
         for low, high in ranges:
             target = np.zeros(high - low, dtype=np.uint8)
             reader.read_payload(target, item.payload_start, len(payload), low, sums, "w")
@@ -203,7 +203,7 @@ def test_each_range_of_a_payload_is_read_and_verified(tmp_path):
     content = bytearray((tmp_path / "file").read_bytes())
     content[item.payload_start + MIB + 3] ^= 1
     (tmp_path / "file").write_bytes(content)
-    with FileReader.open(tmp_path, "file") as reader:
+    with open_reader(tmp_path, "file") as reader:
         for low, high in ranges:
             target = np.zeros(high - low, dtype=np.uint8)
             if high <= MIB or low >= 2 * MIB or low == high:
@@ -220,13 +220,13 @@ def test_each_range_of_a_payload_is_read_and_verified(tmp_path):
 def test_a_file_that_ends_too_early_is_named(tmp_path):
     (tmp_path / "file").write_bytes(b"abc")
     with (
-        FileReader.open(tmp_path, "file") as reader,
+        open_reader(tmp_path, "file") as reader,
         pytest.raises(CheckpointError, match=r"^file: w must end at byte 6, but the file ends at 3"),
     ):
         reader.read_into(np.zeros(4, dtype=np.uint8), 2, "w")
     with (
         pytest.raises(CheckpointError, match=r"^other: must be in .*, but cannot be opened: No such file"),
-        FileReader.open(tmp_path, "other"),
+        open_reader(tmp_path, "other"),
     ):
         pass
 

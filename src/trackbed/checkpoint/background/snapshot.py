@@ -1,10 +1,8 @@
 """The two halves of a save in the background: what the caller waits for, and what a thread does afterwards."""
 
-import contextlib
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from threading import Event
 from typing import Any
 
@@ -12,15 +10,17 @@ import torch
 
 from trackbed.checkpoint.background.copies import LaterCopies
 from trackbed.checkpoint.background.slab import Slab, padded
-from trackbed.checkpoint.folder import commit_checkpoint, data_name
+from trackbed.checkpoint.begin_save import AnySave, begin_save
+from trackbed.checkpoint.format.extents import FileChecksum
+from trackbed.checkpoint.io.file_reader import AnyFolder
+from trackbed.checkpoint.io.targets import Target
 from trackbed.checkpoint.io.written_files import WrittenFiles
 from trackbed.checkpoint.plan.copies import check_copies_agree
 from trackbed.checkpoint.ranks import Meeting, Phases, meet
-from trackbed.checkpoint.save import SavePlan, make_partial, plan_save, write_descriptions, write_shards
+from trackbed.checkpoint.save import SavePlan, descriptions, plan_save
 from trackbed.checkpoint.state.plain_tensors import check_plain_tensors_agree, digesting
 from trackbed.comm import Group
 from trackbed.errors import CheckpointError
-from trackbed.files.publish import write_new
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,19 +151,23 @@ def take_snapshot(
     return Snapshot(planned.plan, planned.values[:count], values, contents, later)
 
 
-WriteFile = Callable[[Path, Sequence[torch.Tensor | bytes], str, Callable[[], None]], WrittenFiles]
-"""Writes values to the file of a name in a folder, and calls a function again and again, which may raise."""
+Write = Callable[[Target, Sequence[torch.Tensor | bytes], Callable[[], None]], WrittenFiles]
+"""Writes values to where a rank writes, and calls a function again and again, which may raise."""
+
+
+Commit = Callable[[AnySave, Mapping[str, bytes], Mapping[str, FileChecksum]], None]
+"""Makes a save the checkpoint; see `LocalSave.commit`."""
 
 
 def write_snapshot(
     snapshot: Snapshot,
-    folder: Path,
+    folder: AnyFolder,
     group: Group,
     phases: Phases,
     *,
-    write_live: WriteFile,
-    write: WriteFile,
-    commit: Callable[[Path, Path], None] = commit_checkpoint,
+    write_live: Write,
+    write: Write,
+    commit: Commit,
 ) -> None:
     """Collective over the ranks: writes a snapshot as a checkpoint, which appears whole or not at all.
 
@@ -174,7 +178,7 @@ def write_snapshot(
         phases: times the phases.
         write_live: writes values that were not copied.
         write: writes copies.
-        commit: called on rank 0 to give a whole partial folder the name of the checkpoint.
+        commit: called on rank 0 to make the save the checkpoint, with its small files and all files.
 
     Raises:
         CheckpointError: on every rank, with the rank that failed and its message.
@@ -184,7 +188,7 @@ def write_snapshot(
             with phases("copy later"):
                 snapshot.later.make(meeting.poll)
         with phases("write"):
-            partial = make_partial(folder, meeting)
+            save = begin_save(folder, meeting)
             written = []
             if snapshot.live:
 
@@ -192,49 +196,43 @@ def write_snapshot(
                     snapshot.check_awaited()
                     meeting.poll()
 
-                written.append(write_live(partial, snapshot.live, data_name(meeting.rank, 1), poll_awaited))
+                written.append(write_live(save.target(meeting.rank, 1), snapshot.live, poll_awaited))
                 snapshot.check_awaited()
             snapshot.is_own.set()
             if snapshot.values or not written:
-                written.append(write(partial, snapshot.values, data_name(meeting.rank), meeting.poll))
+                num_files = sum(len(one.files) for one in written)
+                written.append(write(save.target(meeting.rank, 0, num_files=num_files), snapshot.values, meeting.poll))
         with phases("collect"):
-            written_by_rank = _collect_in(partial, meeting, WrittenFiles.join(written))
+            written_by_rank = _collect_in(save, meeting, WrittenFiles.join(written))
         with phases("commit"):
             if meeting.rank == 0:
-                write_descriptions(partial, snapshot.plan, written_by_rank, snapshot.contents)
-                commit(partial, folder)
+                commit(save, *descriptions(snapshot.plan, written_by_rank, snapshot.contents, save))
 
 
-def write_in_thread(*, direct: bool) -> WriteFile:
+def write_in_thread(*, direct: bool) -> Write:
     """Returns a function that writes on the thread that calls it.
 
     Args:
         direct: True to write past the page cache where the file system allows it.
     """
 
-    def write(
-        folder: Path, values: Sequence[torch.Tensor | bytes], name: str, poll: Callable[[], None]
-    ) -> WrittenFiles:
-        return write_shards(folder, values, [name] * len(values), poll, direct=direct, in_place=True)
+    def write(target: Target, values: Sequence[torch.Tensor | bytes], poll: Callable[[], None]) -> WrittenFiles:
+        return target.write(values, poll, direct=direct, in_place=True)
 
     return write
 
 
-def _collect_in(folder: Path, meeting: Meeting, written: WrittenFiles) -> Sequence[WrittenFiles]:
+def _collect_in(save: AnySave, meeting: Meeting, written: WrittenFiles) -> Sequence[WrittenFiles]:
     """Collective over the ranks: tells rank 0, through files, what each has written."""
     if meeting.size == 1:
         return [written]
     names = [f"written.{rank}" for rank in range(meeting.size)]
     if meeting.rank > 0:
-        write_new(folder / names[meeting.rank], written.encode())
+        save.put(names[meeting.rank], written.encode())
     meeting.group.barrier()
     if meeting.rank > 0:
         return []
-    found = [written, *(WrittenFiles.decode((folder / name).read_bytes()) for name in names[1:])]
-    for name in names[1:]:
-        with contextlib.suppress(FileNotFoundError):
-            (folder / name).unlink()
-    return found
+    return [written, *(WrittenFiles.decode(save.take(name)) for name in names[1:])]
 
 
 def _size_of(value: torch.Tensor | bytes) -> int:

@@ -15,15 +15,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any, Final
 
 import torch
 
 from trackbed.checkpoint.background.priority import lower_priority
 from trackbed.checkpoint.background.slab import Slab, view_of_memory
+from trackbed.checkpoint.io.targets import Target
 from trackbed.checkpoint.io.written_files import WrittenFiles
-from trackbed.checkpoint.save import write_shards
 from trackbed.daemon_threads import call_on_thread
 from trackbed.errors import CheckpointError
 
@@ -82,20 +81,18 @@ class WriterProcess:
 
     def write(
         self,
-        folder: Path,
+        target: Target,
         values: Sequence[torch.Tensor | bytes],
-        name: str,
         slab: Slab,
         poll: Callable[[], None],
         *,
         direct: bool,
     ) -> WrittenFiles:
-        """Writes values to one file, and waits for it.
+        """Writes values, and waits for it.
 
         Args:
-            folder: folder of the file.
+            target: where to write.
             values: tensors in the slab, and bytes.
-            name: name of the file.
             slab: memory of the tensors.
             poll: called again and again; may raise to end the work.
             direct: True to write past the page cache where the file system allows it.
@@ -112,7 +109,7 @@ class WriterProcess:
                 socket.send_fds(running.descriptors, [b"\0"], [slab.descriptor])
                 running.serial = slab.serial
             items = [_item_of(value, slab) for value in values]
-            running.connection.send((str(folder), name, direct, slab.serial, slab.num_bytes, items))
+            running.connection.send((target, direct, slab.serial, slab.num_bytes, items))
             return WrittenFiles.decode(self._answer(running, poll))
         except (OSError, EOFError) as error:
             raise CheckpointError(self._how_it_ended(running, error)) from error
@@ -194,14 +191,14 @@ def _serve(connection: Connection, descriptors: socket.socket, parent: int) -> N
         if request is None:  # of a save that has ended meanwhile
             connection.send(("cancelled", ""))
             continue
-        folder, name, direct, serial, num_bytes, items = request
+        target, direct, serial, num_bytes, items = request
         if serial != mapped:
             _, (descriptor,), _, _ = socket.recv_fds(descriptors, 1, 1)
             memory = mmap.mmap(descriptor, num_bytes)
             os.close(descriptor)
             mapped = serial
         values = [item if isinstance(item, bytes) else _tensor_of(item, memory) for item in items]
-        write = partial(write_shards, Path(folder), values, [name] * len(values), direct=direct, in_place=True)
+        write = partial(target.write, values, direct=direct, in_place=True)
         written = call_on_thread(partial(write, _Beats(connection, parent)), "trackbed writer")
         error = written.exception()
         if error is None:

@@ -6,7 +6,7 @@ from typing import Final
 
 import orjson
 
-from trackbed.checkpoint.io.file_reader import maybe_read_file
+from trackbed.checkpoint.io.file_reader import AnyFolder, maybe_read_file
 from trackbed.errors import CheckpointError
 
 CONFIG_NAME: Final = "metadata.json"
@@ -39,9 +39,16 @@ def maybe_load_config(checkpoint_dir: str | Path) -> CheckpointingConfig | None:
     Raises:
         CheckpointError: it is damaged.
     """
-    if not checkpoint_dir:
-        return None
-    content = maybe_read_file(Path(checkpoint_dir), CONFIG_NAME)
+    return read_config(Path(checkpoint_dir)) if checkpoint_dir else None
+
+
+def read_config(folder: AnyFolder) -> CheckpointingConfig | None:
+    """Reads `metadata.json` of a checkpoint; None if there is none. Unknown fields are ignored.
+
+    Raises:
+        CheckpointError: it is damaged.
+    """
+    content = maybe_read_file(folder, CONFIG_NAME)
     if content is None:
         return None
     try:

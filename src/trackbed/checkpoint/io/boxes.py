@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, wait
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from threading import Event
 from types import TracebackType
 from typing import Any, Final, Self
@@ -15,13 +14,16 @@ from typing import Any, Final, Self
 import numpy as np
 import torch
 
+from trackbed.cancellation import polling
 from trackbed.checkpoint.format.catalogue import Catalogue
 from trackbed.checkpoint.format.extents import SUM_BYTES
 from trackbed.checkpoint.format.safe_pickle import load_torch_item
 from trackbed.checkpoint.io.box_parts import Numbers, cut_box, slabs_of
-from trackbed.checkpoint.io.file_reader import FileReader
+from trackbed.checkpoint.io.file_reader import AnyFolder, open_reader
 from trackbed.checkpoint.io.file_writer import bytes_of
 from trackbed.checkpoint.io.pinned_blocks import StreamCopies, UploadLane, is_on_gpu, wait_for
+from trackbed.checkpoint.io.range_reader import RangeReader
+from trackbed.checkpoint.io.stored_folder import StoredFolder
 from trackbed.daemon_threads import DaemonThreads
 from trackbed.errors import CheckpointError
 
@@ -42,11 +44,11 @@ class BoxReader:
         poll: called while a GPU is waited for; may raise to end the work.
     """
 
-    def __init__(self, folder: Path, catalogue: Catalogue, poll: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, folder: AnyFolder, catalogue: Catalogue, poll: Callable[[], None] = lambda: None) -> None:
         self._poll = poll
         self._folder = folder
         self._catalogue = catalogue
-        self._readers: dict[int, FileReader] = {}
+        self._readers: dict[int, RangeReader] = {}
         self._open = ExitStack()
         self._staging = torch.empty(0, dtype=torch.uint8, device="cpu")
         self._lanes: dict[torch.device, UploadLane] = {}
@@ -114,6 +116,19 @@ class BoxReader:
                 self._read_part(key, row, part, size, low, high)
             count += part.numel()
         return count
+
+    def hold(self, places: Iterable["BoxToFill"]) -> None:
+        """Fetches what is read next, where one request for each box takes long.
+
+        Args:
+            places: the boxes that are read next.
+        """
+        ranges: dict[int, list[tuple[int, int]]] = {}
+        for row, start, stop in ranges_of(places, self._catalogue):
+            ranges.setdefault(int(self._catalogue.file[row]), []).append((start, stop))
+            self._reader(row)
+        for number, of_file in ranges.items():
+            self._readers[number].hold(join_ranges(of_file, _GAP_BYTES))
 
     def _read_whole(self, key: str, row: int, target: torch.Tensor, offset: Numbers) -> bool:
         """Fills a tensor that is one stored box, if its bytes are those of the box. Returns True if they are."""
@@ -210,12 +225,10 @@ class BoxReader:
     def _file_of(self, row: int) -> str:
         return self._catalogue.files[int(self._catalogue.file[row])]
 
-    def _reader(self, row: int) -> FileReader:
+    def _reader(self, row: int) -> RangeReader:
         number = int(self._catalogue.file[row])
         if number not in self._readers:
-            self._readers[number] = self._open.enter_context(
-                FileReader.open(self._folder, self._catalogue.files[number])
-            )
+            self._readers[number] = self._open.enter_context(open_reader(self._folder, self._catalogue.files[number]))
         return self._readers[number]
 
 
@@ -235,6 +248,11 @@ _GPU_PIECE_BYTES: Final = 16 << 20
 _MIN_BYTES: Final = 16 << 20
 """Bytes of all places below which one thread reads."""
 _MAX_THREADS: Final = 4
+_STORE_THREADS: Final = 4
+_GROUP_BYTES: Final = 16 << 20
+"""Bytes that each thread fetches at once from an object store."""
+_GAP_BYTES: Final = 64 << 10
+"""Bytes between two ranges of an object up to which one request is made for both."""
 _POLL_SECONDS: Final = 0.02
 
 
@@ -247,8 +265,47 @@ class BoxToFill:
     first: tuple[int, ...]
 
 
-def fill_boxes(places: Iterable[BoxToFill], folder: Path, catalogue: Catalogue, poll: Callable[[], None]) -> None:
+def ranges_of(places: Iterable[BoxToFill], catalogue: Catalogue) -> Iterator[tuple[int, int, int]]:
+    """Yields row, first byte and end in its file of all that is read to fill boxes. Pure."""
+    for place in places:
+        shape = tuple(place.box.shape)
+        itemsize = catalogue.tensors[place.key].dtype.itemsize
+        for row, first, end in catalogue.overlaps(place.key, place.first, shape) if 0 not in shape else ():
+            start, num_bytes = int(catalogue.payload_start[row]), int(catalogue.payload_bytes[row])
+            if start < 0:  # of another program: the item is read whole
+                yield row, int(catalogue.start[row]), int(catalogue.start[row] + catalogue.num_bytes[row])
+                continue
+            stored, size = catalogue.box(row, len(shape))
+            low = tuple(at - begin for at, begin in zip(first, stored, strict=True))
+            high = tuple(at - begin for at, begin in zip(end, stored, strict=True))
+            slabs = slabs_of(size or (1,), low or (0,), high or (1,), itemsize)
+            has_sums = catalogue.first_sum[row] >= 0
+            for slab in slabs:
+                begin, stop = slab.start * itemsize, (slab.start + slab.num_elements) * itemsize
+                if has_sums:
+                    begin, stop = begin // SUM_BYTES * SUM_BYTES, min(-(-stop // SUM_BYTES) * SUM_BYTES, num_bytes)
+                yield row, start + begin, start + stop
+
+
+def join_ranges(ranges: Iterable[tuple[int, int]], gap: int) -> list[tuple[int, int]]:
+    """Joins ranges that overlap, or lie close to each other, in rising order. Pure.
+
+    >>> join_ranges([(20, 30), (0, 5), (8, 12)], 4)
+    [(0, 12), (20, 30)]
+    """
+    joined: list[tuple[int, int]] = []
+    for start, stop in sorted(ranges):
+        if joined and start <= joined[-1][1] + gap:
+            joined[-1] = joined[-1][0], max(joined[-1][1], stop)
+        else:
+            joined.append((start, stop))
+    return joined
+
+
+def fill_boxes(places: Iterable[BoxToFill], folder: AnyFolder, catalogue: Catalogue, poll: Callable[[], None]) -> None:
     """Fills tensors, large ones in pieces, with as many threads as this process has cores, up to four.
+
+    From an object store, pieces that lie behind each other are fetched together.
 
     Args:
         places: places, none of which overlaps another.
@@ -256,9 +313,14 @@ def fill_boxes(places: Iterable[BoxToFill], folder: Path, catalogue: Catalogue, 
         catalogue: its contents.
         poll: called every 20 ms or so in this thread; may raise to end the work.
     """
-    pieces = deque(piece for place in places for piece in _pieces(place))
+    is_stored = isinstance(folder, StoredFolder)
+    most = _GROUP_BYTES if is_stored else _PIECE_BYTES
+    pieces = [piece for place in places for piece in _pieces(place, most)]
     num_bytes = sum(piece.box.nbytes for piece in pieces)
-    num_threads = min(_MAX_THREADS, len(os.sched_getaffinity(0))) if num_bytes >= _MIN_BYTES else 1
+    groups = deque(_groups(pieces, catalogue) if is_stored else ([piece] for piece in pieces))
+    num_threads = _STORE_THREADS if is_stored else min(_MAX_THREADS, len(os.sched_getaffinity(0)))
+    if num_bytes < _MIN_BYTES and not is_stored:
+        num_threads = 1
     is_over = Event()
     # A thread has streams of its own. What this one has queued for a tensor must be over before it is filled.
     streams = [torch.cuda.current_stream(device) for device in _gpus_of(pieces)]
@@ -267,17 +329,29 @@ def fill_boxes(places: Iterable[BoxToFill], folder: Path, catalogue: Catalogue, 
         if is_over.is_set():
             raise CheckpointError("the load was ended while a GPU was waited for")
 
+    def check_wanted(_done: int) -> None:
+        if is_over.is_set():
+            raise CheckpointError("the load was ended while a store was waited for")
+
     def work() -> None:
-        with torch.no_grad(), _on_streams(streams), BoxReader(folder, catalogue, check_going_on) as reader:
+        with (
+            torch.no_grad(),
+            _on_streams(streams),
+            polling(check_wanted),
+            BoxReader(folder, catalogue, check_going_on) as reader,
+        ):
             while not is_over.is_set():
                 try:
-                    piece = pieces.popleft()
+                    group = groups.popleft()
                 except IndexError:
                     return
-                reader.read_box(piece.key, piece.box, piece.first)
+                if is_stored:
+                    reader.hold(group)
+                for piece in group:
+                    reader.read_box(piece.key, piece.box, piece.first)
 
     with DaemonThreads("trackbed-read", num_threads=num_threads) as threads:
-        pending = {threads.submit(work) for _ in range(num_threads)}
+        pending = {threads.submit(work) for _ in range(min(num_threads, len(groups)))}
         try:
             while pending:
                 done, pending = wait(pending, _POLL_SECONDS, FIRST_EXCEPTION)
@@ -289,6 +363,25 @@ def fill_boxes(places: Iterable[BoxToFill], folder: Path, catalogue: Catalogue, 
     # The caller, and other streams of its, may use the tensors as if they had been filled by the host.
     for stream in streams:
         wait_for(stream.record_event().query, poll)
+
+
+def _groups(pieces: Iterable[BoxToFill], catalogue: Catalogue) -> Iterator[list[BoxToFill]]:
+    """Groups pieces that lie behind each other in a file, few MiB each."""
+
+    def place_of(piece: BoxToFill) -> tuple[int, int]:
+        row, start, _ = next(ranges_of([piece], catalogue), (-1, 0, 0))
+        return int(catalogue.file[row]) if row >= 0 else -1, start
+
+    group: list[BoxToFill] = []
+    size = 0
+    for piece in sorted(pieces, key=place_of):
+        if group and size + piece.box.nbytes > _GROUP_BYTES:
+            yield group
+            group, size = [], 0
+        group.append(piece)
+        size += piece.box.nbytes
+    if group:
+        yield group
 
 
 def _gpus_of(places: Iterable[BoxToFill]) -> set[torch.device]:
@@ -304,8 +397,8 @@ def _on_streams(streams: Iterable[torch.cuda.Stream]) -> Iterator[None]:
         yield
 
 
-def _pieces(target: BoxToFill) -> Iterable[BoxToFill]:
-    most = _GPU_PIECE_BYTES if is_on_gpu(target.box.device) else _PIECE_BYTES
+def _pieces(target: BoxToFill, most: int) -> Iterable[BoxToFill]:
+    most = min(most, _GPU_PIECE_BYTES) if is_on_gpu(target.box.device) else most
     if target.box.nbytes <= most:
         return [target]
     pieces = cut_box((0,) * target.box.ndim, tuple(target.box.shape), target.box.itemsize, most)

@@ -124,6 +124,15 @@ class ObjectStamp(NamedTuple):
     """`ETag`, or `Last-Modified` where there is no strong one."""
 
 
+class ObjectVersion(NamedTuple):
+    """Version of an object, which a conditional write compares: each write makes another one."""
+
+    tag: str
+    """`ETag`."""
+    number: str | None
+    """Generation, in the stores that have numbers."""
+
+
 class ObjectRange(NamedTuple):
     """Range of the bytes of an object."""
 

@@ -1,9 +1,9 @@
 """Buckets: the requests that a library for object stores makes, each once, with the answer compared to the request."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from trackbed.files.stores.address import Address, ObjectRange, ObjectStamp
+from trackbed.files.stores.address import Address, ObjectRange, ObjectStamp, ObjectVersion
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -43,6 +43,26 @@ class WritableBucket(Bucket, Protocol):
 
     async def put_new(self, address: Address, raw: "Buffer") -> bool:
         """Writes an object, and returns True, unless there is one."""
+
+    async def put_buffers(self, address: Address, buffers: Sequence["Buffer"]) -> None:
+        """Writes an object of the bytes of several buffers, without a copy, in the place of one that is there."""
+
+    async def put_if(self, address: Address, raw: "Buffer", expected: ObjectVersion | None) -> ObjectVersion | None:
+        """Writes an object if the one that is there has a version, or for None if there is none.
+
+        Returns:
+            The new version; None if another one is there.
+        """
+
+    async def get_whole(self, address: Address, most_bytes: int) -> tuple[ObjectVersion, memoryview]:
+        """Returns version and bytes of a small object.
+
+        Raises:
+            WrongAnswerError: it has more than `most_bytes`.
+        """
+
+    async def folders(self, address: Address) -> list[str]:
+        """Returns the keys of the folders directly below a folder address."""
 
     async def put_parts(self, address: Address, parts: AsyncIterator[bytes], part_bytes: int) -> None:
         """Writes an object of parts that have `part_bytes` bytes each, the last one at most."""

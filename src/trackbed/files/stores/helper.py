@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, Final
 
 from trackbed.cancellation import polling
-from trackbed.files.stores.address import Address, ObjectRange, ObjectStamp
+from trackbed.files.stores.address import Address, ObjectRange, ObjectStamp, ObjectVersion
 from trackbed.files.stores.forked_requests import (
     FailureMessage,
     PageMessage,
@@ -23,7 +23,15 @@ from trackbed.files.stores.forked_requests import (
     send,
 )
 from trackbed.files.stores.reads import fetch, fetch_heads, fetch_to_file, list_pages, stamps_of_objects
-from trackbed.files.stores.writes import delete_object, put_bytes, put_file, put_if_absent
+from trackbed.files.stores.writes import (
+    delete_object,
+    list_folders,
+    put_bytes,
+    put_file,
+    put_if,
+    put_if_absent,
+    read_version,
+)
 
 
 class _CallerGoneError(Exception):
@@ -122,26 +130,30 @@ def _list(connection: socket.socket, _: int | None, folder: Address) -> None:
         send(connection, PageMessage(page))
 
 
-def _put_bytes(_: socket.socket, __: int | None, address: Address, raw: bytes) -> None:
-    put_bytes(address, raw)
+def _read_version(address: Address, most_bytes: int) -> tuple[ObjectVersion, bytes]:
+    return read_version(address, most_bytes=most_bytes)
 
 
-def _put_if_absent(_: socket.socket, __: int | None, address: Address, raw: bytes) -> bool:
-    return put_if_absent(address, raw)
+def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function that needs neither connection nor file."""
 
+    def call(_: socket.socket, __: int | None, *arguments: Any) -> Any:
+        return function(*arguments)
 
-def _delete(_: socket.socket, __: int | None, address: Address) -> None:
-    delete_object(address)
+    return call
 
 
 _FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
-    "delete_object": _delete,
+    "delete_object": _plain(delete_object),
     "fetch": _fetch,
     "fetch_heads": _fetch_heads,
     "fetch_to_file": _fetch_to_file,
     "list_pages": _list,
-    "put_bytes": _put_bytes,
+    "list_folders": _plain(list_folders),
+    "put_bytes": _plain(put_bytes),
     "put_file": _put_file,
-    "put_if_absent": _put_if_absent,
+    "put_if": _plain(put_if),
+    "put_if_absent": _plain(put_if_absent),
+    "read_version": _plain(_read_version),
     "stamps_of_objects": _stamps,
 }

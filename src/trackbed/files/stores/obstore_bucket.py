@@ -1,12 +1,12 @@
 """Requests by obstore."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
-from trackbed.errors import ArgumentError
-from trackbed.files.stores.address import Address, ObjectRange, ObjectStamp, has_etag, stamp_of_metadata
+from trackbed.errors import ArgumentError, StoreError
+from trackbed.files.stores.address import Address, ObjectRange, ObjectStamp, ObjectVersion, has_etag, stamp_of_metadata
 from trackbed.files.stores.bucket import Answer
 from trackbed.files.stores.requests import WrongAnswerError, is_forbidden, is_out_of_range, replaced
 
@@ -98,6 +98,39 @@ class ObstoreBucket:
             return False
         return True
 
+    async def put_buffers(self, address: Address, buffers: Sequence["Buffer"]) -> None:
+        """Writes an object of the bytes of several buffers, without a copy, in the place of one that is there."""
+        # An iterator of pieces becomes one request; each attempt needs its own.
+        await self._library.put_async(self._uploads, _key(address), iter(buffers), use_multipart=False)
+
+    async def put_if(self, address: Address, raw: "Buffer", expected: ObjectVersion | None) -> ObjectVersion | None:
+        """Writes an object if the one that is there has a version, or for None if there is none."""
+        modes: list[Any] = ["create"] if expected is None else [_update_of(expected)]
+        if expected is not None and address.scheme == "s3":
+            # Older versions of radosgw compare the tag with its quotes to one without.
+            modes.append(_update_of(expected._replace(tag=expected.tag.strip('"'))))
+        exceptions = self._library.exceptions
+        for mode in modes:
+            try:
+                found = await self._library.put_async(self._store, _key(address), raw, mode=mode, use_multipart=False)
+            except (exceptions.AlreadyExistsError, exceptions.PreconditionError, FileNotFoundError):
+                continue
+            return _version_of(found, address)
+        return None
+
+    async def get_whole(self, address: Address, most_bytes: int) -> tuple[ObjectVersion, memoryview]:
+        """Returns version and bytes of a small object."""
+        answer = await self._library.get_async(self._store, _key(address))
+        size = int(answer.meta["size"])
+        if size > most_bytes:
+            raise StoreError(f"{address.text}: the object must have at most {most_bytes} bytes, found {size}")
+        return _version_of(answer.meta, address), await _body(answer, 0, size)
+
+    async def folders(self, address: Address) -> list[str]:
+        """Returns the keys of the folders directly below a folder address."""
+        found = await self._library.list_with_delimiter_async(self._store, address.key or None)
+        return [str(prefix) for prefix in found["common_prefixes"]]
+
     async def put_parts(self, address: Address, parts: AsyncIterator[bytes], part_bytes: int) -> None:
         """Writes an object of parts that have `part_bytes` bytes each, the last one at most."""
         options = {"use_multipart": True, "chunk_size": part_bytes, "max_concurrency": _PARTS_IN_FLIGHT}
@@ -116,6 +149,17 @@ async def _body(answer: Any, start: int, stop: int) -> memoryview:
             f"bytes [{start}, {stop}) were asked for, and {len(raw)} bytes of {tuple(answer.range)} came"
         )
     return raw
+
+
+def _version_of(metadata: Any, address: Address) -> ObjectVersion:
+    if not metadata.get("e_tag"):
+        raise StoreError(f"{address.text}: the server must give an ETag, found none")
+    return ObjectVersion(str(metadata["e_tag"]), metadata.get("version"))
+
+
+def _update_of(version: ObjectVersion) -> dict[str, str]:
+    """The condition of a write."""
+    return {"e_tag": version.tag} | ({} if version.number is None else {"version": version.number})
 
 
 def _key(address: Address) -> str:

@@ -5,7 +5,7 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -14,7 +14,7 @@ from trackbed.cancellation import polling
 from trackbed.errors import ArgumentError, StoreError
 from trackbed.files.regular import open_regular
 from trackbed.files.stores import forked_requests
-from trackbed.files.stores.address import Address
+from trackbed.files.stores.address import Address, ObjectVersion
 from trackbed.files.stores.bucket import WritableBucket
 from trackbed.files.stores.forked_requests import is_forked
 from trackbed.files.stores.open_bucket import check_writable, open_writable_bucket
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 _Result = TypeVar("_Result")
 _PART_BYTES: Final = 16 << 20
 _LARGE_PART_BYTES: Final = 64 << 20
+_MOST_COMPARED: Final = 64 << 20
+"""Bytes of an object that a conditional write may have."""
 _MOST_PARTS: Final = 10_000
 """Parts that an object of S3 can have."""
 
@@ -72,6 +74,91 @@ def put_if_absent(address: Address, raw: "Buffer") -> bool:
         return bool(forked_requests.call("put_if_absent", address, bytes(raw)))
     bucket = open_writable_bucket(address)
     return _run_once(address, partial(bucket.put_new, address, raw))
+
+
+def put_buffers(address: Address, buffers: Sequence["Buffer"]) -> None:
+    """Writes an object of the bytes of several buffers, in the place of one that is there, by one request.
+
+    The buffers are not copied: they must stay as they are until this returns.
+
+    Args:
+        address: the object, of scheme `s3`, `gs`, `az` or `file`.
+        buffers: its bytes.
+
+    Raises:
+        ArgumentError: the scheme is read only.
+        StoreError: the store refuses, or does not answer within `TRACKBED_STORE_TIMEOUT` seconds.
+    """
+    check_writable(address)
+    if is_forked():
+        forked_requests.call("put_bytes", address, b"".join(buffers))
+        return
+    bucket = open_writable_bucket(address)
+    _run_once(address, partial(bucket.put_buffers, address, buffers))
+
+
+def put_if(address: Address, raw: bytes, expected: ObjectVersion | None) -> ObjectVersion | None:
+    """Writes an object by one conditional request: if the one that is there has a version, or if there is none.
+
+    Args:
+        address: the object, of scheme `s3`, `gs` or `az`.
+        raw: its bytes, which no other write has: after a lost answer they tell whether it was this one.
+        expected: version that is replaced; None if there must be no object.
+
+    Returns:
+        The new version; None if another one is there.
+
+    Raises:
+        ArgumentError: the scheme is read only.
+        StoreError: the store refuses, or does not answer within `TRACKBED_STORE_TIMEOUT` seconds.
+    """
+    check_writable(address)
+    if is_forked():
+        found = forked_requests.call("put_if", address, raw, expected)
+        return None if found is None else ObjectVersion(*found)
+    bucket = open_writable_bucket(address)
+    version = _run_once(address, partial(bucket.put_if, address, raw, expected))
+    if version is None:
+        # A request whose answer was lost is made again, and finds what it has written.
+        with contextlib.suppress(FileNotFoundError):
+            there, content = read_version(address, most_bytes=_MOST_COMPARED)
+            return there if content == raw else None
+    return version
+
+
+def read_version(address: Address, *, most_bytes: int) -> tuple[ObjectVersion, bytes]:
+    """Returns version and bytes of a small object that `put_if` may replace.
+
+    Args:
+        address: the object, of scheme `s3`, `gs` or `az`.
+        most_bytes: its largest size.
+
+    Raises:
+        FileNotFoundError: there is none.
+        StoreError: it is larger, the store refuses, or does not answer in time.
+    """
+    check_writable(address)
+    if is_forked():
+        version, raw = forked_requests.call("read_version", address, most_bytes)
+        return ObjectVersion(*version), raw
+    bucket = open_writable_bucket(address)
+    found, content = _run_once(address, partial(bucket.get_whole, address, most_bytes))
+    return found, bytes(content)
+
+
+def list_folders(folder: Address) -> list[str]:
+    """Returns the names of the folders directly below a folder address, sorted, by one listing.
+
+    Raises:
+        ArgumentError: the scheme is read only.
+        StoreError: the store refuses, or does not answer in time.
+    """
+    check_writable(folder)
+    if is_forked():
+        return list(forked_requests.call("list_folders", folder))
+    bucket = open_writable_bucket(folder)
+    found = _run_once(folder, partial(bucket.folders, folder))
+    return sorted(key.rstrip("/").rpartition("/")[2] for key in found)
 
 
 def delete_object(address: Address) -> None:

@@ -20,7 +20,7 @@ import torch
 
 from trackbed.checkpoint.background.priority import lower_priority
 from trackbed.checkpoint.background.slab import Slab
-from trackbed.checkpoint.folder import data_name
+from trackbed.checkpoint.io.targets import data_name
 from trackbed.checkpoint.io.written_files import WrittenFiles
 from trackbed.checkpoint.ranks import Meeting, current_meeting, meet
 from trackbed.checkpoint.save import write_shards
@@ -225,7 +225,7 @@ def _removed_with(meeting: Meeting, request: AsyncRequest) -> None:
     """Has the partial folder of a request removed if the meeting fails."""
     partial = getattr(request.async_fn, "partial", None)
     if meeting.rank == 0 and isinstance(partial, Path):
-        meeting.partials.append(partial)
+        meeting.remove_after_error(partial)
 
 
 def _wait_for_threads() -> None:
@@ -347,5 +347,5 @@ class InPartialFolder:
         """Calls the function."""
         meeting = current_meeting()
         if meeting is not None and meeting.rank == 0:
-            meeting.partials.append(self.partial)
+            meeting.remove_after_error(self.partial)
         return self._function(*arguments, **options)

@@ -6,12 +6,13 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, Final, ParamSpec, TypeVar
 
-from trackbed.checkpoint.folder import COMMON_NAME, commit_checkpoint, target_folder
+from trackbed.checkpoint.begin_save import make_partial
+from trackbed.checkpoint.commit import commit_checkpoint, target_folder
+from trackbed.checkpoint.folder import COMMON_NAME
 from trackbed.checkpoint.format.config_file import CONFIG_NAME, CheckpointingConfig, maybe_load_config
 from trackbed.checkpoint.format.extents import SIDE_NAME, FileChecksum, SideFile
 from trackbed.checkpoint.format.safe_pickle import torch_bytes
 from trackbed.checkpoint.ranks import meet
-from trackbed.checkpoint.save import make_partial
 from trackbed.checkpoint.state.describe import check_places
 from trackbed.checkpoint.state.partial_tensors import refuse_partial_shards, refuse_partial_tensors
 from trackbed.checkpoint.state.sharded_object import LocalNonpersistentObject, ShardedObject
@@ -157,7 +158,7 @@ def save(
         def complete(write: Callable[[], None]) -> None:
             with meet("save", error_type=DistributedCheckpointError) as meeting:
                 if meeting.rank == 0:
-                    meeting.partials.append(partial)
+                    meeting.remove_after_error(partial)
                 write()
                 if not isinstance(getattr(strategy, "base_strategy", strategy), AsyncSaveShardedStrategy):
                     meeting.group.barrier()  # requests meet once all ranks have written; other strategies need not

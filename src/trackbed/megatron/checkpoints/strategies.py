@@ -10,9 +10,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from trackbed.checkpoint.folder import COMMON_NAME, CheckpointFolder, data_name, load_common, open_folder, open_for_all
+from trackbed.checkpoint.folder import COMMON_NAME, CheckpointFolder, load_common, open_folder, open_for_all
 from trackbed.checkpoint.format.catalogue import Catalogue
 from trackbed.checkpoint.format.safe_pickle import torch_bytes
+from trackbed.checkpoint.io.targets import data_name
 from trackbed.checkpoint.load import load_shards, require_loadable
 from trackbed.checkpoint.plan.assignment import assign_to_main_replicas
 from trackbed.checkpoint.plan.exchange import Exchange

@@ -3,7 +3,6 @@
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from trackbed.checkpoint import ShardedTensor
 from trackbed.checkpoint.folder import CheckpointFolder
 from trackbed.checkpoint.format.catalogue import Catalogue
 from trackbed.checkpoint.format.safetensors_files import SUFFIX
+from trackbed.checkpoint.io.file_reader import AnyFolder
 from trackbed.checkpoint.load import PartialRequest, check_parts
 from trackbed.checkpoint.state.aliases import memory_of
 from trackbed.checkpoint.state.divided_tensors import is_divided
@@ -225,7 +225,7 @@ def _is_extra_state(name: str) -> bool:
     return name.rpartition(".")[2] == "_extra_state"
 
 
-def _check_keys(folder: str | Path, stored: set[str], plain: Any, entries: Mapping[str, Any], prefix: str) -> None:
+def _check_keys(folder: AnyFolder, stored: set[str], plain: Any, entries: Mapping[str, Any], prefix: str) -> None:
     """Checks that the checkpoint and the model have the same tensors and values.
 
     Args:

@@ -1,0 +1,81 @@
+"""Where a rank writes its part of a checkpoint: a file of a folder, or objects of a store. They can be pickled."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import TypeAlias
+
+import torch
+
+from trackbed.checkpoint.format.extents import FileChecksum
+from trackbed.checkpoint.io.file_writer import write_items
+from trackbed.checkpoint.io.object_writer import write_objects
+from trackbed.checkpoint.io.written_files import WrittenFiles
+from trackbed.files.stores import parse_address
+
+Values: TypeAlias = Sequence[torch.Tensor | bytes]
+
+
+def data_name(rank: int, number: int = 0) -> str:
+    """Name of a file with items of a rank."""
+    return f"__{rank}_{number}.distcp"
+
+
+@dataclass(frozen=True, slots=True)
+class FileTarget:
+    """One file of a folder."""
+
+    folder: Path
+    name: str
+
+    def __str__(self) -> str:
+        """Path of the file."""
+        return str(self.folder / self.name)
+
+    def write(
+        self, values: Values, poll: Callable[[], None] = lambda: None, *, direct: bool = True, in_place: bool = False
+    ) -> WrittenFiles:
+        """Writes values, and returns once they are on the disk.
+
+        Args:
+            values: tensors, and bytes of objects.
+            poll: called again and again; may raise to end the work.
+            direct: True to write past the page cache where the file system allows it.
+            in_place: see `FileWriter`.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        written = write_items(self.folder / self.name, values, direct=direct, in_place=in_place, poll=poll)
+        files = {self.name: FileChecksum(written.num_bytes, written.crc)}
+        return WrittenFiles.make(files, [(self.name, item) for item in written.items])
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectsTarget:
+    """Objects of a rank in a folder of a store."""
+
+    address: str
+    rank: int
+    first: int
+    """Number of the first object."""
+
+    def __str__(self) -> str:
+        """Address of the first object."""
+        return f"{self.address}/{data_name(self.rank, self.first)}"
+
+    def write(
+        self, values: Values, poll: Callable[[], None] = lambda: None, *, direct: bool = True, in_place: bool = False
+    ) -> WrittenFiles:
+        """Writes values, of which nothing may change meanwhile; see `FileTarget`.
+
+        Raises:
+            StoreError: the store refuses, or does not answer in time.
+        """
+        del direct, in_place
+        names = (data_name(self.rank, number) for number in count(self.first))
+        return write_objects(values, lambda name: parse_address(f"{self.address}/{name}"), names, poll)
+
+
+Target: TypeAlias = FileTarget | ObjectsTarget

@@ -1,0 +1,261 @@
+"""A save into an object store: its claim in the marker, its objects, and its commit by one conditional write."""
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+
+from trackbed.checkpoint.commit import is_name_of_checkpoint
+from trackbed.checkpoint.format.config_file import CONFIG_NAME
+from trackbed.checkpoint.format.dcp_metadata import DCP_METADATA
+from trackbed.checkpoint.format.extents import SIDE_NAME, FileChecksum
+from trackbed.checkpoint.format.marker import (
+    MARKER_NAME,
+    MOST_MARKER_BYTES,
+    CommittedSave,
+    Marker,
+    UnfinishedSave,
+)
+from trackbed.checkpoint.io.object_writer import OBJECT_BYTES
+from trackbed.checkpoint.io.stored_folder import StoredFolder
+from trackbed.checkpoint.io.targets import ObjectsTarget
+from trackbed.errors import CheckpointError, StoreError, TrackbedError
+from trackbed.files import stores
+from trackbed.files.checksum import crc32
+from trackbed.files.publish import Writer, own_writer, state_of_writer
+from trackbed.files.stores import Address, ObjectVersion, parse_address
+
+logger = logging.getLogger(__name__)
+
+_MOST_TRIES: Final = 100
+"""Conditional writes that fail, one after the other, because other programs change the marker."""
+_NO_VERSION: Final = ObjectVersion('"00000000000000000000000000000000"', "1")
+_checked: Final[set[str]] = set()
+"""Buckets that are known to refuse writes whose condition does not hold."""
+_writing: Final[set[str]] = set()
+"""Saves of this process that are being written."""
+_lock: Final = threading.Lock()
+
+
+class StoredSave:
+    """A save that is being written to a folder of a store.
+
+    Args:
+        folder: the folder.
+        save_id: id of the save, under which its objects lie.
+    """
+
+    most_item_bytes: Final = OBJECT_BYTES
+    """Bytes from which on an item is cut into several."""
+
+    def __init__(self, folder: StoredFolder, save_id: str) -> None:
+        self.folder = folder
+        """Folder of the checkpoint."""
+        self.save_id = save_id
+        """Id of the save."""
+
+    def target(self, rank: int, number: int, *, num_files: int = 0) -> ObjectsTarget:
+        """Where a rank writes a part; see `LocalSave.target`."""
+        del number
+        return ObjectsTarget(f"{self.folder}/{self.save_id}", rank, num_files)
+
+    def put(self, name: str, content: bytes) -> None:
+        """Writes a small file."""
+        stores.put_bytes(self._address_of(name), content)
+
+    def take(self, name: str) -> bytes:
+        """Reads a small file, and removes it."""
+        address = self._address_of(name)
+        _, content = stores.read_object(address, most_bytes=MOST_MARKER_BYTES)
+        stores.delete_object(address)
+        return content
+
+    def commit(self, contents: Mapping[str, bytes], files: Mapping[str, FileChecksum]) -> None:
+        """Makes this save the checkpoint, and removes the one before.
+
+        Args:
+            contents: small files that describe the others, by name.
+            files: all files of the checkpoint but the side file.
+
+        Raises:
+            CheckpointError: another program has given the save up, or changes the marker again and again.
+            StoreError: the store refuses, or does not answer in time. The marker may have been written.
+        """
+        for name, content in contents.items():
+            self.put(name, content)
+        side = contents[SIDE_NAME]
+        own = CommittedSave(self.save_id, {**files, SIDE_NAME: FileChecksum(len(side), crc32(side))})
+
+        def committed(marker: Marker) -> Marker:
+            if self.save_id not in {one.save_id for one in marker.unfinished}:
+                raise CheckpointError(
+                    f"{self.folder}: must be saved by the job that has begun to, but another program has given this "
+                    "save up since (trackbed ckpt clean, or a save that took its writer for dead)"
+                )
+            return marker.committed(own)
+
+        before = change_marker(self.folder, committed)
+        _writing.discard(self.save_id)
+        old = [] if before.current is None else [before.current.save_id]
+        if before.current is None:
+            _remove_plain_files(self.folder)
+        else:
+            logger.warning("%s: a checkpoint that was there has been replaced", self.folder)
+        remove_saves(self.folder, old)
+
+    def give_up(self) -> None:
+        """Removes what is written, after a failure. Where the store does not answer, `trackbed ckpt clean` does it."""
+        _writing.discard(self.save_id)
+        try:
+            give_up_saves(self.folder, [self.save_id])
+        except TrackbedError as error:
+            logger.warning("%s: what a failed save has written must be removed, but: %s", self.folder, error)
+
+    def _address_of(self, name: str) -> Address:
+        return parse_address(f"{self.folder}/{self.save_id}/{name}")
+
+
+def begin_stored_save(folder: StoredFolder, save_id: str) -> StoredSave:
+    """Says in the marker that a save begins, and removes what dead processes of this host have left of others.
+
+    Raises:
+        StoreError: the store has no conditional writes, refuses, or does not answer in time.
+        CheckpointError: the marker is damaged, or other programs change it again and again.
+    """
+    _check_conditions(folder, save_id)
+    dead: list[str] = []
+
+    def begun(marker: Marker) -> Marker:
+        dead[:] = [one.save_id for one in marker.unfinished if is_given_up(one)]
+        return marker.without_unfinished(set(dead)).with_unfinished(UnfinishedSave(save_id, own_writer()))
+
+    _writing.add(save_id)
+    try:
+        change_marker(folder, begun)
+    except BaseException:
+        _writing.discard(save_id)
+        raise
+    remove_saves(folder, dead)
+    return StoredSave(folder, save_id)
+
+
+def is_given_up(save: UnfinishedSave) -> bool:
+    """True for a save whose process has ended on this host, or is this one, and does not write it any more."""
+    if save.writer == own_writer():
+        return save.save_id not in _writing
+    return state_of_writer(save.writer) is Writer.dead
+
+
+def change_marker(folder: StoredFolder, change: Callable[[Marker], Marker]) -> Marker:
+    """Changes the marker of a checkpoint, and returns what it was before.
+
+    Args:
+        folder: folder of the checkpoint.
+        change: returns the marker to write; called again if another program has changed it meanwhile.
+
+    Raises:
+        StoreError: the store refuses, or does not answer in time.
+        CheckpointError: the marker is damaged, or other programs change it again and again.
+    """
+    address = parse_address(f"{folder}/{MARKER_NAME}")
+    for _ in range(_MOST_TRIES):
+        version: ObjectVersion | None = None
+        before = Marker()
+        try:
+            version, content = stores.read_version(address, most_bytes=MOST_MARKER_BYTES)
+            before = Marker.decode(content, address.text)
+        except FileNotFoundError:
+            pass
+        if stores.put_if(address, change(before).encode(), version) is not None:
+            return before
+    raise CheckpointError(f"{address.text}: must be written by few programs at a time, but others always came first")
+
+
+def give_up_saves(folder: StoredFolder, save_ids: Iterable[str]) -> None:
+    """Removes unfinished saves. Their writers cannot commit any more.
+
+    Raises:
+        StoreError: the store refuses, or does not answer in time.
+        CheckpointError: the marker is damaged, or other programs change it again and again.
+    """
+    given_up = set(save_ids)
+    # The marker first: a writer that is not dead, but slow, must find that it may not commit before its objects go.
+    before = change_marker(folder, lambda marker: marker.without_unfinished(given_up))
+    current = None if before.current is None else before.current.save_id
+    remove_saves(folder, given_up - {current})
+    _remove_empty_marker(folder)
+
+
+def remove_stored_checkpoint(folder: StoredFolder) -> None:
+    """Removes a checkpoint, and no save that is being written there.
+
+    Raises:
+        StoreError: the store refuses, or does not answer in time.
+        CheckpointError: the marker is damaged, or other programs change it again and again.
+    """
+    before = change_marker(folder, Marker.without_current)
+    if before.current is None:
+        _remove_plain_files(folder)
+    else:
+        remove_saves(folder, [before.current.save_id])
+    _remove_empty_marker(folder)
+
+
+def _remove_empty_marker(folder: StoredFolder) -> None:
+    """Removes a marker that says nothing.
+
+    A save that begins at this moment may lose its claim, and fail then, when it commits.
+    """
+    marker = folder.marker()
+    if marker is not None and marker.is_empty:
+        stores.delete_object(parse_address(f"{folder}/{MARKER_NAME}"))
+
+
+def remove_saves(folder: StoredFolder, save_ids: Iterable[str]) -> None:
+    """Removes objects of saves that the marker does not name any more. What fails is logged: `ckpt clean` finds it."""
+    for save_id in save_ids:
+        try:
+            remove_objects(address for address, _ in stores.list_objects(parse_address(f"{folder}/{save_id}")))
+        except TrackbedError as error:
+            logger.warning("%s/%s: must be removed, but: %s", folder, save_id, error)
+
+
+def remove_objects(addresses: Iterable[str]) -> None:
+    """Removes objects."""
+    for address in addresses:
+        stores.delete_object(parse_address(address))
+
+
+def _remove_plain_files(folder: StoredFolder) -> None:
+    """Removes the files of a checkpoint that another program has put into the folder itself."""
+    prefix = f"{folder}/"
+    try:
+        found = [address for address, _ in stores.list_objects(parse_address(str(folder)))]
+        names = {address.removeprefix(prefix): address for address in found}
+        if not names.keys() & {DCP_METADATA, CONFIG_NAME, SIDE_NAME}:
+            return
+        remove_objects(address for name, address in names.items() if is_name_of_checkpoint(name))
+    except TrackbedError as error:
+        logger.warning("%s: files of the earlier checkpoint must be removed, but: %s", folder, error)
+
+
+def _check_conditions(folder: StoredFolder, save_id: str) -> None:
+    """Checks that the store refuses writes whose condition does not hold.
+
+    Raises:
+        StoreError: it does not.
+    """
+    probe = parse_address(f"{folder}/{save_id}/trackbed.probe")
+    with _lock:
+        if probe.root in _checked:
+            return
+        version = stores.put_if(probe, b"first", None)
+        again = stores.put_if(probe, b"second", None)
+        other = stores.put_if(probe, b"third", _NO_VERSION)
+        stores.delete_object(probe)
+        if version is None or again is not None or other is not None:
+            raise StoreError(
+                f"{probe.root}: the store must have conditional writes (If-None-Match and If-Match), without which two "
+                "saves could become one checkpoint, but ignores their conditions"
+            )
+        _checked.add(probe.root)

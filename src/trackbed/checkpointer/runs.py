@@ -1,0 +1,123 @@
+"""The place of the checkpoints of a run: a folder of a file system, or of an object store."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+from trackbed.checkpoint.begin_save import AnySave
+from trackbed.checkpoint.folder import any_folder
+from trackbed.checkpoint.format.extents import FileChecksum
+from trackbed.checkpoint.io.file_reader import AnyFolder
+from trackbed.checkpoint.local_save import LocalSave
+from trackbed.checkpointer.folders import (
+    FolderLock,
+    commit_or_replace,
+    remove_checkpoint,
+    remove_dead_partials,
+    set_aside,
+)
+from trackbed.checkpointer.steps import StepNames, steps_in
+from trackbed.checkpointer.stored_run import StoredRun
+from trackbed.errors import ArgumentError
+
+
+class LocalRun:
+    """A folder of a file system with the checkpoints of a run.
+
+    Args:
+        folder: absolute path of the folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._lock: FolderLock | None = None
+
+    def __str__(self) -> str:
+        """Path of the folder."""
+        return str(self._folder)
+
+    def take(self, names: StepNames) -> None:
+        """Makes the folder, locks it, and removes what killed jobs of this host have left.
+
+        Raises:
+            CheckpointError: another job keeps checkpoints there.
+            OSError: the folder cannot be made or read.
+        """
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._lock = FolderLock(self._folder)
+        try:
+            remove_dead_partials(self._folder, lambda name: names.step_of(name) is not None)
+        except BaseException:
+            self.release()
+            raise
+
+    def release(self) -> None:
+        """Lets another job keep checkpoints there."""
+        if self._lock is not None:
+            self._lock.release()
+
+    def path(self, name: str) -> Path:
+        """Path of a checkpoint."""
+        return self._folder / name
+
+    def folder_of(self, name: str) -> AnyFolder:
+        """Folder of a checkpoint."""
+        return self._folder / name
+
+    def steps(self, names: StepNames) -> list[int]:
+        """Steps of the checkpoints that are there, in rising order.
+
+        Raises:
+            OSError: the folder cannot be read.
+        """
+        return steps_in(self._folder, names)
+
+    def commit(
+        self,
+        save: AnySave,
+        contents: Mapping[str, bytes],
+        files: Mapping[str, FileChecksum],
+        later: Sequence[AnyFolder],
+    ) -> list[str]:
+        """Makes a save a checkpoint, and sets others aside before. Returns the other names of these.
+
+        Args:
+            save: the save.
+            contents: see `LocalSave.commit`.
+            files: see there.
+            later: the others.
+        """
+        if not isinstance(save, LocalSave):
+            raise ArgumentError(f"{self}: must be given a save into a folder, found {type(save).__name__}")
+        aside: list[Path] = []
+
+        def rename(partial: Path, final: Path) -> None:
+            # An error may come after the rename, where the partial folder is gone: then it stands.
+            folders = [folder for folder in later if isinstance(folder, Path)]
+            with set_aside(folders, is_undone=partial.exists) as moved:
+                aside.extend(moved)
+                commit_or_replace(partial, final)
+
+        save.commit(contents, files, rename)
+        return list(map(str, aside))
+
+    def remove(self, name: str) -> None:
+        """Removes a checkpoint.
+
+        Raises:
+            OSError: it cannot be removed.
+        """
+        remove_checkpoint(self._folder / name)
+
+
+AnyRun: TypeAlias = LocalRun | StoredRun
+
+
+def run_in(folder: str | Path) -> AnyRun:
+    """Returns the place of the checkpoints of a run.
+
+    Raises:
+        ArgumentError: it is neither a path nor an address of a store.
+    """
+    found = any_folder(folder)
+    return LocalRun(found.absolute()) if isinstance(found, Path) else StoredRun(found)

@@ -1,0 +1,145 @@
+"""A folder of an object store with the checkpoints of a run."""
+
+import logging
+from collections.abc import Mapping, Sequence
+
+from trackbed.checkpoint.begin_save import AnySave
+from trackbed.checkpoint.format.dcp_metadata import DCP_METADATA
+from trackbed.checkpoint.format.extents import FileChecksum
+from trackbed.checkpoint.format.marker import Marker
+from trackbed.checkpoint.io.file_reader import AnyFolder
+from trackbed.checkpoint.io.stored_folder import StoredFolder
+from trackbed.checkpoint.stored_save import (
+    change_marker,
+    give_up_saves,
+    is_given_up,
+    remove_stored_checkpoint,
+)
+from trackbed.checkpointer.lease import Lease
+from trackbed.checkpointer.steps import StepNames
+from trackbed.errors import TrackbedError
+
+logger = logging.getLogger(__name__)
+
+
+class StoredRun:
+    """A folder of an object store with the checkpoints of a run.
+
+    Args:
+        folder: the folder.
+    """
+
+    def __init__(self, folder: StoredFolder) -> None:
+        self._folder = folder
+        self._lease: Lease | None = None
+
+    def __str__(self) -> str:
+        """Address of the folder."""
+        return str(self._folder)
+
+    def take(self, names: StepNames) -> None:
+        """Takes the lease of the folder, and gives up the saves of jobs that are known to be dead.
+
+        Raises:
+            CheckpointError: another job keeps checkpoints there.
+            StoreError: the store refuses, or does not answer in time.
+        """
+        self._lease = Lease(self._folder)
+        try:
+            self._remove_dead(names, self._lease.previous)
+        except BaseException:
+            self.release()
+            raise
+
+    def release(self) -> None:
+        """Lets another job keep checkpoints there."""
+        if self._lease is not None:
+            self._lease.release()
+
+    def path(self, name: str) -> str:
+        """Address of a checkpoint."""
+        return f"{self._folder}/{name}"
+
+    def folder_of(self, name: str) -> AnyFolder:
+        """Folder of a checkpoint."""
+        return self._folder / name
+
+    def steps(self, names: StepNames) -> list[int]:
+        """Steps of the checkpoints that are there, in rising order.
+
+        Raises:
+            StoreError: the store refuses, or does not answer in time.
+        """
+        steps = {name: names.step_of(name) for name in self._folder.folders()}
+        return sorted(step for name, step in steps.items() if step is not None and _is_there(self._folder / name))
+
+    def commit(
+        self,
+        save: AnySave,
+        contents: Mapping[str, bytes],
+        files: Mapping[str, FileChecksum],
+        later: Sequence[AnyFolder],
+    ) -> list[str]:
+        """Makes a save a checkpoint, and sets others aside before; see `LocalRun.commit`."""
+        if self._lease is not None:
+            self._lease.check()
+        aside: list[tuple[StoredFolder, str]] = []
+        try:
+            for folder in later:
+                if isinstance(folder, StoredFolder):
+                    before = change_marker(folder, Marker.superseded)
+                    if before.current is not None:
+                        aside.append((folder, before.current.save_id))
+            save.commit(contents, files)
+        except BaseException:
+            for folder, save_id in aside:
+                _reinstate(folder, save_id)
+            raise
+        return [f"{folder}/{save_id}" for folder, save_id in aside]
+
+    def remove(self, name: str) -> None:
+        """Removes a checkpoint.
+
+        Raises:
+            StoreError: the store refuses, or does not answer in time.
+        """
+        remove_stored_checkpoint(self._folder / name)
+
+    def _remove_dead(self, names: StepNames, previous: str | None) -> None:
+        """Gives up saves whose writers are dead, on this host or because their lease has run out."""
+        elsewhere = []
+        for name in self._folder.folders():
+            if names.step_of(name) is None:
+                continue
+            folder = self._folder / name
+            try:
+                marker = folder.marker()
+            except TrackbedError as error:
+                logger.warning("%s: is passed over: %s", folder, error)
+                continue
+            for save in () if marker is None else marker.unfinished:
+                if is_given_up(save) or save.writer == previous:
+                    give_up_saves(folder, [save.save_id])
+                else:
+                    elsewhere.append(f"{folder}/{save.save_id} ({save.writer})")
+        if elsewhere:
+            logger.warning(
+                "%s: has unfinished saves of other hosts, which may be removed if no job there saves (trackbed ckpt "
+                "clean): %s",
+                self,
+                ", ".join(elsewhere),
+            )
+
+
+def _reinstate(folder: StoredFolder, save_id: str) -> None:
+    """Makes a save that was set aside the checkpoint again."""
+    try:
+        change_marker(folder, lambda marker: marker.reinstated(save_id))
+    except TrackbedError as error:
+        logger.warning("%s/%s: was set aside, and must be the checkpoint again, but: %s", folder, save_id, error)
+
+
+def _is_there(folder: StoredFolder) -> bool:
+    """True if a folder has a checkpoint."""
+    opened = folder.opened()
+    return opened.save_id is not None or opened.has(DCP_METADATA)
