@@ -118,7 +118,7 @@ def _commit(partial: Path, final: Path) -> None:
 
 def is_name_of_checkpoint(name: str) -> bool:
     """True for names that files of a checkpoint have."""
-    return _DATA_FILE.fullmatch(name) is not None or name in _OWN_NAMES
+    return "/" not in name and (_DATA_FILE.fullmatch(name) is not None or name in _OWN_NAMES)
 
 
 def _take_over_others(final: Path, partial: Path) -> None:

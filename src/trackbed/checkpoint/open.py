@@ -12,6 +12,7 @@ import torch
 
 from trackbed.checkpoint.folder import CheckpointFolder, any_folder, open_folder
 from trackbed.checkpoint.format.dcp_metadata import DCP_METADATA
+from trackbed.checkpoint.format.marker import is_save_id
 from trackbed.checkpoint.io.boxes import BoxReader, BoxToFill, fill_boxes
 from trackbed.checkpoint.io.file_reader import AnyFolder
 from trackbed.checkpoint.io.stored_folder import StoredFolder
@@ -227,7 +228,7 @@ def _latest_name(folder: AnyFolder) -> str:
 
 
 def _latest_in_store(folder: StoredFolder) -> str:
-    names = [name for name in folder.folders() if _NUMBER.search(name)]
+    names = [name for name in folder.folders() if _NUMBER.search(name) and not is_save_id(name)]
     for name in sorted(names, key=_number_of, reverse=True):
         one = (folder / name).opened()
         if one.save_id is None and not one.has(DCP_METADATA):

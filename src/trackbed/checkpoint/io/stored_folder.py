@@ -11,6 +11,7 @@ from trackbed.checkpoint.io.range_reader import Bytes, RangeReader
 from trackbed.errors import CheckpointError, StoreError
 from trackbed.files import stores
 from trackbed.files.stores import Address, ObjectRange, ObjectStamp, parse_address
+from trackbed.files.stores.requests import ReplacedError
 
 _SMALL_BYTES: Final = 1 << 20
 """Bytes that the first request for a whole file asks for."""
@@ -187,6 +188,8 @@ class ObjectReader(RangeReader):
             self._held = stores.fetch(requests)
         except FileNotFoundError as error:
             raise CheckpointError(f"{self._address.text}: must stay while it is read, but was removed") from error
+        except ReplacedError as error:
+            raise CheckpointError(str(error)) from error
         self._starts = [one.start for one in requests]
 
     def read_into(self, target: Bytes, start: int, what: str) -> None:

@@ -33,6 +33,10 @@ _LEAVE_SECONDS: Final = 0.05
 """Seconds in which threads of obstore leave Python: they need microseconds, and the lock of the interpreter."""
 
 
+class ReplacedError(StoreError):
+    """An object is not the one that was opened."""
+
+
 class OutOfTimeError(StoreError):
     """The time of a request was not enough.
 
@@ -263,9 +267,9 @@ def _final_error(error: Exception, address: Address) -> Exception | None:
     return None
 
 
-def replaced(address: Address) -> StoreError:
+def replaced(address: Address) -> "ReplacedError":
     """Returns the error for an object that has another stamp than the one that was opened."""
-    return StoreError(f"{address.text}: the object must be the one that was opened, found another one in its place")
+    return ReplacedError(f"{address.text}: the object must be the one that was opened, found another one in its place")
 
 
 def _status(error: Exception) -> int | None:
