@@ -60,10 +60,11 @@ def test_a_folder_with_other_files_and_an_earlier_checkpoint(tmp_path):
 
 
 @pytest.mark.parametrize("kind", [StorageWriter, StorageReader])
-def test_addresses_are_refused_and_folders_are_needed(kind):
-    with pytest.raises(ArgumentError, match="must be on a file system, found an address"):
-        kind("s3://bucket/step")
-    assert not kind.validate_checkpoint_id("s3://bucket/step")
+def test_addresses_of_other_kinds_are_refused_and_folders_are_needed(kind):
+    with pytest.raises(ArgumentError, match="must have one of the schemes s3, gs, az, found https"):
+        kind("https://host/step")
+    assert not kind.validate_checkpoint_id("https://host/step")
+    assert kind.validate_checkpoint_id("s3://bucket/step")
     assert kind.validate_checkpoint_id("/tmp/x")
     assert not kind.validate_checkpoint_id(3)
     call, name = (dcp.save, "storage_writer") if kind is StorageWriter else (dcp.load, "storage_reader")

@@ -10,15 +10,20 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from click.testing import CliRunner
 
+from trackbed import sharded_state
 from trackbed.checkpoint import ShardedObject, ShardedTensor, latest_checkpoint, load, open_checkpoint, save
 from trackbed.checkpoint.damage import find_damage
+from trackbed.checkpoint.dcp import StorageReader, StorageWriter
 from trackbed.checkpoint.format.marker import MARKER_NAME, Marker, UnfinishedSave
 from trackbed.checkpoint.io import object_writer
 from trackbed.checkpoint.io.stored_folder import StoredFolder
 from trackbed.checkpoint.stored_save import change_marker
+from trackbed.cli.main import trackbed
 from trackbed.comm import SOLO, run_ranks
 from trackbed.errors import CheckpointError, StoreError
+from trackbed.files.publish import own_writer
 
 
 def rows_of(rank, num_rows=10_000):
@@ -201,8 +206,6 @@ def test_a_save_that_another_program_has_given_up_cannot_commit(bucket, monkeypa
 def test_what_dead_processes_have_left_is_removed_by_the_next_save(bucket):
     address = bucket.text("step-1")
     folder, dead, elsewhere = StoredFolder(address), "a" * 32, "b" * 32
-    from trackbed.files.publish import own_writer
-
     host = own_writer().split(".")[0]
     for save_id, writer in ((dead, f"{host}.999999999.5"), (elsewhere, "another-1.5.5")):
         change_marker(folder, methodcaller("with_unfinished", UnfinishedSave(save_id, writer)))
@@ -298,3 +301,55 @@ def test_secrets_are_in_no_message(bucket, monkeypatch):
     with pytest.raises(CheckpointError, match="found one with a username") as caught:
         save({"step": 1}, "s3://user:another-secret-key@bucket/step-1")
     assert "another-secret-key" not in str(caught.value)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_the_doors_of_dcp_take_addresses(bucket):
+    address = bucket.text("step-1")
+    weight = torch.arange(24.0).view(4, 6)
+    dcp.save({"model": {"weight": weight}, "step": 5}, storage_writer=StorageWriter(address), no_dist=True)
+    assert list(find_damage(address)) == []
+    state = {"model": {"weight": torch.zeros(4, 6)}, "step": 0}
+    dcp.load(state, storage_reader=StorageReader(address), no_dist=True)
+    assert torch.equal(state["model"]["weight"], weight)
+    assert state["step"] == 5
+    assert torch.equal(open_checkpoint(address)["model.weight"][...], weight)
+    assert len(saves_in(bucket, "step-1")) == 1
+
+
+def test_the_command_line_takes_addresses(bucket, tmp_path):
+    address, run = bucket.text("run/step-1"), bucket.text("run")
+    model = torch.nn.Linear(3, 2)
+    save(sharded_state(model), address)
+    save(sharded_state(model), tmp_path / "local")
+
+    def call(*arguments, status=0):
+        found = CliRunner().invoke(trackbed, ["ckpt", *arguments])
+        assert found.exit_code == status, found.output
+        return found.output
+
+    assert "model.weight" in call("ls", address)
+    assert "saved by: trackbed" in call("inspect", address)
+    assert f"{address}: ok" in call("verify", address)
+    assert "equal: 2 tensors" in call("diff", address, str(tmp_path / "local"))
+    assert "2 tensors" in call("export", address, str(tmp_path / "out"))
+    assert (tmp_path / "out" / "model.safetensors").exists()
+    assert "0 unfinished saves" in call("clean", run)
+    folder, ids = StoredFolder(address), ["a" * 32, "b" * 32, "c" * 32]
+    host = own_writer().split(".")[0]
+    for save_id, writer in zip(ids, (f"{host}.999999999.5", "another-1.5.5"), strict=False):
+        change_marker(folder, methodcaller("with_unfinished", UnfinishedSave(save_id, writer)))
+    for save_id in ids:
+        bucket.put(f"run/step-1/{save_id}/__0_0.distcp", b"123")
+    listed = call("clean", run)
+    assert [f"{one}: 1 object, 3 bytes" in listed for one in ids] == [True] * 3
+    assert "of which nothing is known here" in listed
+    assert "3 unfinished saves; --remove removes 2 of them" in listed
+    assert "removed 2 unfinished saves" in call("clean", run, "--remove")
+    assert "1 unfinished save" in call("clean", run)
+    assert "removed 1 unfinished save" in call("clean", run, "--remove", "--all")
+    assert len(saves_in(bucket, "run/step-1")) == 1
+    assert f"{address}: ok" in call("verify", address)
+    name = next(key for key in list(bucket.keys()) if key.endswith("__0_0.distcp"))
+    bucket.put(name, b"1")
+    assert "__0_0.distcp: must have" in call("verify", address, status=1)

@@ -17,7 +17,7 @@ import pickle
 import threading
 import uuid
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -31,18 +31,21 @@ from torch.distributed.distributed_c10d import _get_default_store
 from torch.futures import Future
 
 from trackbed.checkpoint.background.staging import SlabPool, staged
-from trackbed.checkpoint.commit import commit_checkpoint, is_checkpoint, target_folder
-from trackbed.checkpoint.folder import CheckpointFolder, local_folder, open_folder
+from trackbed.checkpoint.begin_save import AnySave
+from trackbed.checkpoint.commit import is_checkpoint, target_folder
+from trackbed.checkpoint.folder import CheckpointFolder, any_folder, open_folder
 from trackbed.checkpoint.format.catalogue import DTYPE_OF, CatalogueBuilder, require_text
 from trackbed.checkpoint.format.dcp_metadata import DCP_METADATA, metadata_of
 from trackbed.checkpoint.format.extents import SIDE_NAME, FileChecksum, SideFile
 from trackbed.checkpoint.io.boxes import BoxReader, BoxToFill, fill_boxes
-from trackbed.checkpoint.io.file_writer import WrittenItem, write_items
-from trackbed.checkpoint.io.targets import data_name
+from trackbed.checkpoint.io.file_reader import AnyFolder
+from trackbed.checkpoint.io.file_writer import WrittenItem
+from trackbed.checkpoint.io.stored_folder import StoredFolder
+from trackbed.checkpoint.local_save import LocalSave
+from trackbed.checkpoint.stored_save import StoredSave, begin_stored_save
 from trackbed.errors import CheckpointError, TrackbedError
 from trackbed.files.checksum import crc32
-from trackbed.files.publish import remove_partial, write_new
-from trackbed.files.publish_folder import flush_files, make_partial_folder
+from trackbed.files.publish_folder import make_partial_folder
 
 logger = logging.getLogger(__name__)
 
@@ -68,33 +71,33 @@ class WrittenPlace:
 class _Save:
     """One save, which all runs on one thread."""
 
-    def __init__(self, folder: Path | None = None) -> None:
+    def __init__(self, folder: AnyFolder | None = None) -> None:
         self.folder = folder
         self.rank = 0
-        self.partial: Path | None = None
+        self.unfinished: AnySave | None = None
         self._remove: Any = None
 
-    def begin(self, partial: Path) -> None:
-        """Notes a partial folder, which is removed with this object."""
-        self.partial = partial
-        self._remove = weakref.finalize(self, _remove_own, partial, os.getpid())
+    def begin(self, unfinished: AnySave) -> None:
+        """Notes what has been begun, which is removed with this object."""
+        self.unfinished = unfinished
+        self._remove = weakref.finalize(self, _remove_own, unfinished, os.getpid())
 
     def commit(self) -> None:
-        """Notes that the partial folder has its final name."""
+        """Notes that it is the checkpoint."""
         self._remove.detach()
-        self.partial = None
+        self.unfinished = None
 
     def forget(self) -> None:
         """Removes what is left of a save that failed."""
         if self._remove is not None:
             self._remove()
-        self.partial = None
+        self.unfinished = None
 
 
-def _remove_own(partial: Path, process: int) -> None:
-    """Removes a partial folder, unless this process was forked from the one that writes there."""
+def _remove_own(unfinished: AnySave, process: int) -> None:
+    """Removes what is left of a save, unless this process was forked from the one that writes it."""
     if os.getpid() == process:
-        remove_partial(partial)
+        unfinished.give_up()
 
 
 class _OfFolder:
@@ -102,18 +105,18 @@ class _OfFolder:
 
     def __init__(self, folder: Folder | None) -> None:
         super().__init__()
-        self._folder = None if folder is None else local_folder(os.fspath(folder))
+        self._folder = None if folder is None else any_folder(os.fspath(folder))
 
     @property
-    def checkpoint_id(self) -> Path | None:
+    def checkpoint_id(self) -> Path | str | None:
         """Folder of the checkpoint."""
-        return self._folder
+        return _name_of(self._folder)
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: Folder) -> bool:
-        """True for a folder of a file system. Addresses of object stores are none."""
+        """True for a path, and for an address of an object store."""
         try:
-            local_folder(os.fspath(checkpoint_id))
+            any_folder(os.fspath(checkpoint_id))
         except (TrackbedError, TypeError):
             return False
         return True
@@ -128,7 +131,7 @@ class StorageWriter(_OfFolder, storage.StorageWriter):
         direct: True to write past the page cache where the file system allows it.
 
     Raises:
-        ArgumentError: the folder is an address of an object store, or no path.
+        ArgumentError: the folder is no path, and no address of an object store.
     """
 
     def __init__(self, folder: Folder | None = None, *, direct: bool = True) -> None:
@@ -140,9 +143,9 @@ class StorageWriter(_OfFolder, storage.StorageWriter):
         """Error of a state that could not be copied."""
 
     @property
-    def checkpoint_id(self) -> Path | None:
+    def checkpoint_id(self) -> Path | str | None:
         """Folder of the checkpoint."""
-        return self._save.folder
+        return _name_of(self._save.folder)
 
     @property
     def _save(self) -> _Save:
@@ -178,12 +181,12 @@ class StorageWriter(_OfFolder, storage.StorageWriter):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """The arguments alone: a save belongs to one process."""
-        return partial(type(self), direct=self._direct), (self._folder,)
+        return partial(type(self), direct=self._direct), (_name_of(self._folder),)
 
     def reset(self, checkpoint_id: Folder | None = None) -> None:
         """Begins a save, into another folder if one is given."""
         if checkpoint_id is not None:
-            self._folder = local_folder(os.fspath(checkpoint_id))
+            self._folder = any_folder(os.fspath(checkpoint_id))
         self._save.forget()
         self._saves.own = _Save(self._folder)
 
@@ -199,7 +202,8 @@ class StorageWriter(_OfFolder, storage.StorageWriter):
             raise CheckpointError("StorageWriter: must have a folder: give it one, or checkpoint_id to dcp.save")
         if kwargs.get("use_collectives") is False:
             raise CheckpointError("StorageWriter: use_collectives must be True, since rank 0 commits for all ranks")
-        save.folder = target_folder(save.folder)
+        if isinstance(save.folder, Path):
+            save.folder = target_folder(save.folder)
         save.rank = kwargs.get("rank", dist.get_rank() if dist.is_initialized() else 0)
 
     def prepare_local_plan(self, plan: planner.SavePlan) -> planner.SavePlan:
@@ -220,37 +224,42 @@ class StorageWriter(_OfFolder, storage.StorageWriter):
         return plan
 
     def prepare_global_plan(self, plans: list[planner.SavePlan]) -> list[planner.SavePlan]:
-        """Creates the partial folder, and tells the other ranks its path."""
-        final = self._target()
-        final.parent.mkdir(parents=True, exist_ok=True)
-        partial = make_partial_folder(final, may_replace=is_checkpoint)
-        self._save.begin(partial)
+        """Begins the save, and tells the other ranks where its files are to lie."""
+        final, save_id = self._target(), uuid.uuid4().hex
+        if isinstance(final, Path):
+            final.parent.mkdir(parents=True, exist_ok=True)
+            self._save.begin(LocalSave(make_partial_folder(final, may_replace=is_checkpoint), final, save_id))
+        else:
+            self._save.begin(begin_stored_save(final, save_id))
+        place = str(self._save.unfinished)
         if dist.is_initialized():
             # Planners may keep plans of an earlier save, with the folder of that one: the store has the newest.
-            _get_default_store().set(_key_of(final), str(partial))
-        return [replace(plan, storage_data=str(partial)) for plan in plans]
+            _get_default_store().set(_key_of(final), place)
+        return [replace(plan, storage_data=place) for plan in plans]
 
     def write_data(self, plan: planner.SavePlan, planner: planner.SavePlanner) -> Future[list[storage.WriteResult]]:
-        """Writes the items of this rank to one file. Returns a future that is done.
+        """Writes the items of this rank. Returns a future that is done.
 
         Raises:
             CheckpointError: this rank does not see the folder.
             OSError: the file cannot be written.
+            StoreError: a store refuses, or does not answer in time.
         """
-        folder = self._partial_of(plan)
-        if not folder.is_dir():
+        unfinished = self._unfinished_of(plan)
+        if isinstance(unfinished, LocalSave) and not unfinished.partial.is_dir():
             raise CheckpointError(
-                f"{folder}: must be a folder on a file system that all ranks share, but this rank does not see it"
+                f"{unfinished}: must be a folder on a file system that all ranks share, but this rank does not see it"
             )
-        name, items = data_name(self._save.rank), list(plan.items)
+        items = list(plan.items)
         results = []
         if items:
-            written = write_items(folder / name, _values(items, planner), direct=self._direct)
+            target = unfinished.target(self._save.rank, 0, cuts=False)
+            written = target.write(_values(items, planner), direct=self._direct)
             results = [
                 storage.WriteResult(
-                    item.index, found.num_bytes, WrittenPlace(name, written.num_bytes, written.crc, found)
+                    item.index, found.num_bytes, WrittenPlace(name, stored.num_bytes, stored.crc, found)
                 )
-                for item, found in zip(items, written.items, strict=True)
+                for item, (name, stored, found) in zip(items, written.unpacked(), strict=True)
             ]
         future: Future[list[storage.WriteResult]] = Future()
         future.set_result(results)
@@ -263,35 +272,58 @@ class StorageWriter(_OfFolder, storage.StorageWriter):
             CheckpointError: something that is described was not written.
             OSError: a file cannot be written or renamed.
         """
-        partial = self._save.partial
-        if partial is None:
+        unfinished = self._save.unfinished
+        if unfinished is None:
             raise CheckpointError("StorageWriter: finish must be called where prepare_global_plan was")
-        write_descriptions(partial, metadata, [one for of_rank in results for one in of_rank])
-        commit_checkpoint(partial, self._target())
+        contents, files = descriptions(unfinished.save_id, metadata, [one for of_rank in results for one in of_rank])
+        if isinstance(unfinished, LocalSave):
+            _check_written(unfinished.partial, files.keys() - contents.keys(), files)
+        unfinished.commit(contents, files)
         self._save.commit()
 
-    def _partial_of(self, plan: planner.SavePlan) -> Path:
-        """The partial folder that the first rank has made."""
-        if self._save.partial is not None:
-            return self._save.partial
-        key = _key_of(self._target())
+    def _unfinished_of(self, plan: planner.SavePlan) -> AnySave:
+        """What the first rank has begun."""
+        if self._save.unfinished is not None:
+            return self._save.unfinished
+        final = self._target()
+        key = _key_of(final)
         if dist.is_initialized() and _get_default_store().check([key]):  # it is set before any rank gets here
-            return Path(_get_default_store().get(key).decode())
-        if isinstance(plan.storage_data, str) and Path(plan.storage_data).is_dir():
-            return Path(plan.storage_data)
-        raise CheckpointError(
-            f"{self._target()}: must be the same folder on all ranks, but the first rank saves to another one"
-        )
+            return _unfinished_at(_get_default_store().get(key).decode(), final)
+        if isinstance(plan.storage_data, str) and (isinstance(final, StoredFolder) or Path(plan.storage_data).is_dir()):
+            return _unfinished_at(plan.storage_data, final)
+        raise CheckpointError(f"{final}: must be the same folder on all ranks, but the first rank saves to another one")
 
-    def _target(self) -> Path:
+    def _target(self) -> AnyFolder:
         if self._save.folder is None:
             raise CheckpointError("StorageWriter: must have a folder")
         return self._save.folder
 
 
-def _key_of(folder: Path) -> str:
-    """Key of the store under which ranks find the partial folder of a checkpoint."""
-    return f"{_STORE_KEY}{os.path.realpath(folder)}"
+def _name_of(folder: AnyFolder | None) -> Path | str | None:
+    """Path or address of a folder."""
+    return str(folder) if isinstance(folder, StoredFolder) else folder
+
+
+def _unfinished_at(place: str, final: AnyFolder) -> AnySave:
+    """What another rank has begun."""
+    if isinstance(final, StoredFolder):
+        return StoredSave(final, place.rpartition("/")[2])
+    return LocalSave(Path(place), final, "")
+
+
+def _key_of(folder: AnyFolder) -> str:
+    """Key of the store under which ranks find what the first one has begun."""
+    return f"{_STORE_KEY}{os.path.realpath(folder) if isinstance(folder, Path) else folder}"
+
+
+def _check_written(folder: Path, names: Iterable[str], files: Mapping[str, FileChecksum]) -> None:
+    """Checks that the files of all ranks are in a folder."""
+    for name in names:
+        if not (folder / name).is_file() or (folder / name).stat().st_size != files[name].num_bytes:
+            raise CheckpointError(
+                f"{folder / name}: must have been written by a rank, but is not there: did another job save to the "
+                "same folder?"
+            )
 
 
 def _values(items: Sequence[planner.WriteItem], source: planner.SavePlanner) -> Iterator[torch.Tensor | bytes]:
@@ -301,13 +333,18 @@ def _values(items: Sequence[planner.WriteItem], source: planner.SavePlanner) -> 
         yield value.detach() if isinstance(value, torch.Tensor) else bytes(value.getbuffer())
 
 
-def write_descriptions(folder: Path, described: metadata.Metadata, results: Iterable[storage.WriteResult]) -> None:
-    """Writes `.metadata` as torch has it, and the side file with checksums, and flushes them.
+def descriptions(
+    save_id: str, described: metadata.Metadata, results: Iterable[storage.WriteResult]
+) -> tuple[dict[str, bytes], dict[str, FileChecksum]]:
+    """`.metadata` as torch has it, and the side file with checksums.
 
     Args:
-        folder: folder with the files of all ranks.
+        save_id: id of the save.
         described: what the planner says of the checkpoint.
         results: results of all ranks.
+
+    Returns:
+        The two by name, and sizes and checksums of all files but the side file.
 
     Raises:
         CheckpointError: something that is described was not written.
@@ -344,18 +381,9 @@ def write_descriptions(folder: Path, described: metadata.Metadata, results: Iter
         )
     for key, first in boxes:
         raise CheckpointError(f"{key}: all that is described must be written, but the box at {first} is not")
-    for name, stored in files.items():
-        if not (folder / name).is_file() or (folder / name).stat().st_size != stored.num_bytes:
-            raise CheckpointError(
-                f"{folder / name}: must have been written by a rank, but is not there: did another job save to the "
-                "same folder?"
-            )
     text = pickle.dumps(replace(described, storage_data=places), protocol=4)
     files[DCP_METADATA] = FileChecksum(len(text), crc32(text))
-    contents = {DCP_METADATA: text, SIDE_NAME: SideFile(uuid.uuid4().hex, files, builder.build()).encode()}
-    for name, content in contents.items():
-        write_new(folder / name, content)
-    flush_files(folder / name for name in contents)
+    return {DCP_METADATA: text, SIDE_NAME: SideFile(save_id, files, builder.build()).encode()}, files
 
 
 class StorageReader(_OfFolder, storage.StorageReader):
@@ -365,7 +393,7 @@ class StorageReader(_OfFolder, storage.StorageReader):
         folder: folder of the checkpoint. None if `dcp.load` gets a `checkpoint_id`.
 
     Raises:
-        ArgumentError: the folder is an address of an object store, or no path.
+        ArgumentError: the folder is no path, and no address of an object store.
     """
 
     def __init__(self, folder: Folder | None = None) -> None:
@@ -376,7 +404,7 @@ class StorageReader(_OfFolder, storage.StorageReader):
     def reset(self, checkpoint_id: Folder | None = None) -> None:
         """Begins a load, from another folder if one is given."""
         if checkpoint_id is not None:
-            self._folder = local_folder(os.fspath(checkpoint_id))
+            self._folder = any_folder(os.fspath(checkpoint_id))
         self._opened = None
         self._values = {}
 

@@ -7,7 +7,7 @@ from typing import Final, TypeAlias
 from trackbed.checkpoint.commit import commit_checkpoint
 from trackbed.checkpoint.format.extents import FileChecksum
 from trackbed.checkpoint.io.targets import FileTarget, data_name
-from trackbed.files.publish import write_new
+from trackbed.files.publish import remove_partial, write_new
 from trackbed.files.publish_folder import flush_files
 
 Rename: TypeAlias = Callable[[Path, Path], None]
@@ -34,16 +34,29 @@ class LocalSave:
         self.save_id = save_id
         """Id of the save."""
 
-    def target(self, rank: int, number: int, *, num_files: int = 0) -> FileTarget:
+    def __str__(self) -> str:
+        """Path of the partial folder."""
+        return str(self.partial)
+
+    def target(self, rank: int, number: int, *, num_files: int = 0, cuts: bool = True) -> FileTarget:
         """Where a rank writes a part.
 
         Args:
             rank: the rank.
             number: number of the part.
             num_files: number of the files that the rank has written.
+            cuts: True if items may be cut.
         """
-        del num_files
+        del num_files, cuts
         return FileTarget(self.partial, data_name(rank, number))
+
+    def give_up(self) -> None:
+        """Removes what is written, after a failure.
+
+        Raises:
+            OSError: it cannot be removed.
+        """
+        remove_partial(self.partial)
 
     def put(self, name: str, content: bytes) -> None:
         """Writes a small file."""

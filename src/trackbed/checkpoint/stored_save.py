@@ -54,10 +54,14 @@ class StoredSave:
         self.save_id = save_id
         """Id of the save."""
 
-    def target(self, rank: int, number: int, *, num_files: int = 0) -> ObjectsTarget:
+    def __str__(self) -> str:
+        """Address of its objects."""
+        return f"{self.folder}/{self.save_id}"
+
+    def target(self, rank: int, number: int, *, num_files: int = 0, cuts: bool = True) -> ObjectsTarget:
         """Where a rank writes a part; see `LocalSave.target`."""
         del number
-        return ObjectsTarget(f"{self.folder}/{self.save_id}", rank, num_files)
+        return ObjectsTarget(str(self), rank, num_files, cuts)
 
     def put(self, name: str, content: bytes) -> None:
         """Writes a small file."""

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import math
+import os
 import re
 import sys
 from pathlib import Path
@@ -18,7 +19,19 @@ if TYPE_CHECKING:
     from trackbed.checkpoint import Checkpoint
 
 
-_CHECKPOINT = click.Path(exists=True, file_okay=False, path_type=Path)
+class _Folder(click.Path):
+    """A folder that is there, or an address of an object store."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path | str:
+        """Returns an address as it is, and a path that must be there."""
+        from trackbed.files.stores import is_address
+
+        if isinstance(value, str) and is_address(value):
+            return value
+        return Path(os.fsdecode(super().convert(value, param, ctx)))
+
+
+_CHECKPOINT = _Folder(exists=True, file_okay=False, path_type=Path)
 _FOLDER = click.argument("folder", metavar="FOLDER", type=_CHECKPOINT)
 
 
@@ -39,7 +52,7 @@ def ckpt(ctx: click.Context) -> None:
 @ckpt.command()
 @_FOLDER
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def ls(folder: Path, *, as_json: bool) -> None:
+def ls(folder: Path | str, *, as_json: bool) -> None:
     """List the tensors and objects of a checkpoint.
 
     Plain tensors and values, which rank 0 has saved, are the common state: `trackbed ckpt inspect` lists its keys. A
@@ -73,13 +86,13 @@ def ls(folder: Path, *, as_json: bool) -> None:
 @ckpt.command(short_help="Show program, formats, files and common state.")
 @_FOLDER
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def inspect(folder: Path, *, as_json: bool) -> None:
+def inspect(folder: Path | str, *, as_json: bool) -> None:
     """Show what a checkpoint is: program, formats, files, keys of the common state."""
-    from trackbed.checkpoint.folder import open_folder
-    from trackbed.checkpoint.format.config_file import maybe_load_config
+    from trackbed.checkpoint.folder import any_folder, open_folder
+    from trackbed.checkpoint.format.config_file import read_config
 
-    opened = open_folder(folder)
-    config = maybe_load_config(folder)
+    opened = open_folder(any_folder(folder))
+    config = read_config(opened.path)
     common = opened.load_common()
     rows = _contents(folder)
     fields: dict[str, Any] = {
@@ -113,7 +126,7 @@ def inspect(folder: Path, *, as_json: bool) -> None:
     help="File in JSON with new names by name; others stay.",
 )
 @click.option("--shard-size", default="5GB", show_default=True, help="Size of the tensors of one file.")
-def export(folder: Path, target: Path, dtype: str | None, rename: Path | None, shard_size: str) -> None:
+def export(folder: Path | str, target: Path, dtype: str | None, rename: Path | None, shard_size: str) -> None:
     """Write the model of a checkpoint to a new folder, in Hugging Face's layout.
 
     These are the tensors under `model.`, without that prefix; if there are none, all but those under `optimizer.`.
@@ -174,17 +187,18 @@ def _renames(path: Path) -> dict[str, str]:
 @ckpt.command(short_help="Compare every byte of a checkpoint with its checksums.")
 @_FOLDER
 @click.pass_context
-def verify(ctx: click.Context, folder: Path) -> None:
+def verify(ctx: click.Context, folder: Path | str) -> None:
     """Read every byte of a checkpoint, and compare it with its checksums.
 
     Prints a line for each problem; the exit status is 1 if there is any.
     """
     from trackbed.checkpoint import find_damage
-    from trackbed.checkpoint.folder import open_folder
+    from trackbed.checkpoint.folder import any_folder, open_folder
     from trackbed.cli.progress import cumulative, show_progress, size_of
 
     with show_progress("verifying") as progress:
-        total = size_of(map(str, folder.iterdir())) if folder.is_dir() else 0
+        is_local = isinstance(folder, Path) and folder.is_dir()
+        total = size_of(map(str, Path(folder).iterdir())) if is_local else _size_in_store(folder)
         problems = list(find_damage(folder, cumulative(progress, max(1, total))))
     for problem in problems:
         click.echo(f"trackbed: {_printable(problem)}", err=True)
@@ -193,10 +207,54 @@ def verify(ctx: click.Context, folder: Path) -> None:
     if ctx.obj:
         names = ", ".join(sorted(map(_printable, ctx.obj)))
         click.echo(f"note: load takes objects of these classes only if the program allows them: {names}", err=True)
-    has_checksums = open_folder(folder).side is not None
+    has_checksums = open_folder(any_folder(folder)).side is not None
     click.echo(
         f"{folder}: ok" if has_checksums else f"{folder}: ok, but without checksums, which other programs do not write"
     )
+
+
+def _size_in_store(folder: Path | str) -> int:
+    """Bytes of a checkpoint in a store; 0 if they are not known."""
+    from trackbed.checkpoint.folder import any_folder, open_folder
+    from trackbed.errors import CheckpointError
+
+    try:
+        side = open_folder(any_folder(folder)).side
+    except CheckpointError:
+        return 0  # `find_damage` says why
+    return 0 if side is None else sum(found.num_bytes for found in side.files.values())
+
+
+@ckpt.command(short_help="List or remove what unfinished saves have left in a store.")
+@click.argument("address", metavar="ADDRESS")
+@click.option("--remove", is_flag=True, help="Remove saves whose writers are known to be dead.")
+@click.option("--all", "with_others", is_flag=True, help="Also those of other hosts and living processes.")
+def clean(address: str, *, remove: bool, with_others: bool) -> None:
+    """List what unfinished saves have left of a checkpoint in an object store, or of the checkpoints in a folder of it.
+
+    Nothing is removed without --remove. A save that ends later than it is removed raises an error; it never becomes a
+    checkpoint that lacks something.
+    """
+    from trackbed.checkpoint.leftovers import find_leftovers, remove_leftover
+    from trackbed.files.publish import Writer
+
+    words = {
+        Writer.dead: "its writer is dead",
+        Writer.living: "is being written by process {} of this host",
+        Writer.elsewhere: "its writer is {}, of which nothing is known here",
+    }
+    found = find_leftovers(address)
+    for one in found:
+        objects = f"{number_of(one.num_objects, 'object')}, {one.num_bytes:,} bytes"
+        click.echo(f"{_printable(one.address)}: {objects}; {words[one.state].format(_printable(one.writer))}")
+    chosen = [one for one in found if with_others or one.state is Writer.dead]
+    if not remove:
+        hint = f"; --remove removes {len(chosen):,} of them" if chosen else ""
+        click.echo(f"{number_of(len(found), 'unfinished save')}{hint}")
+        return
+    for one in chosen:
+        remove_leftover(one)
+    click.echo(f"removed {number_of(len(chosen), 'unfinished save')}")
 
 
 @ckpt.command(short_help="Compare two checkpoints, however they are sharded.")
@@ -212,7 +270,7 @@ def verify(ctx: click.Context, folder: Path) -> None:
     help="Elements of tensors that differ by at most T count as equal; by default all bits are compared.",
 )
 @click.pass_context
-def diff(ctx: click.Context, first: Path, second: Path, *, tensors: bool, tolerance: float | None) -> None:
+def diff(ctx: click.Context, first: Path | str, second: Path | str, *, tensors: bool, tolerance: float | None) -> None:
     """Compare the tensors and objects of two checkpoints, however they are sharded.
 
     Prints a line for each difference, of a tensor with its largest one; the exit status is 1 if there is any.
@@ -302,11 +360,11 @@ def _printable(text: str) -> str:
     return shown.encode(encoding, "backslashreplace").decode(encoding)
 
 
-def _contents(folder: Path) -> list[dict[str, Any]]:
+def _contents(folder: Path | str) -> list[dict[str, Any]]:
     """Tensors and objects of a checkpoint as JSON values."""
-    from trackbed.checkpoint.folder import open_folder
+    from trackbed.checkpoint.folder import any_folder, open_folder
 
-    catalogue = open_folder(folder).catalogue
+    catalogue = open_folder(any_folder(folder)).catalogue
     tensors = []
     first_of_place: dict[tuple[int, int], str] = {}
     for key, stored in catalogue.tensors.items():

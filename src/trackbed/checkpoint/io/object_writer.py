@@ -102,6 +102,8 @@ def write_objects(
     address_of: Callable[[str], Address],
     names: Iterable[str],
     poll: Callable[[], None] = lambda: None,
+    *,
+    cuts: bool = True,
 ) -> WrittenFiles:
     """Writes items to as many objects as they need, a few at the same time.
 
@@ -110,6 +112,7 @@ def write_objects(
         address_of: returns the address of an object, by its name.
         names: names of objects that are free, as many as needed.
         poll: called now and then; may raise to end the work.
+        cuts: True to cut large tensors, as `pieces_of` does.
 
     Raises:
         CheckpointError: an item is too large for one request.
@@ -126,7 +129,7 @@ def write_objects(
 
     with DaemonThreads("trackbed-upload", num_threads=_IN_FLIGHT) as threads:
         try:
-            for content in _filled(piece for item in items for piece in pieces_of(item)):
+            for content in _filled(piece for item in items for piece in (pieces_of(item) if cuts else [item])):
                 while len(pending) >= _IN_FLIGHT:
                     _wait_for(pending.popleft(), poll)
                 name = next(free)

@@ -1,6 +1,6 @@
 """Where a rank writes its part of a checkpoint: a file of a folder, or objects of a store. They can be pickled."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -14,7 +14,7 @@ from trackbed.checkpoint.io.object_writer import write_objects
 from trackbed.checkpoint.io.written_files import WrittenFiles
 from trackbed.files.stores import parse_address
 
-Values: TypeAlias = Sequence[torch.Tensor | bytes]
+Values: TypeAlias = Iterable[torch.Tensor | bytes]
 
 
 def data_name(rank: int, number: int = 0) -> str:
@@ -60,6 +60,8 @@ class ObjectsTarget:
     rank: int
     first: int
     """Number of the first object."""
+    cuts: bool = True
+    """True to cut large tensors."""
 
     def __str__(self) -> str:
         """Address of the first object."""
@@ -75,7 +77,7 @@ class ObjectsTarget:
         """
         del direct, in_place
         names = (data_name(self.rank, number) for number in count(self.first))
-        return write_objects(values, lambda name: parse_address(f"{self.address}/{name}"), names, poll)
+        return write_objects(values, lambda name: parse_address(f"{self.address}/{name}"), names, poll, cuts=self.cuts)
 
 
 Target: TypeAlias = FileTarget | ObjectsTarget

@@ -1,6 +1,6 @@
 """Files that ranks have written, as numbers: what they send each other, and the contents of the checkpoint."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Self
 
@@ -41,6 +41,16 @@ class WrittenFiles:
         ]
         sums = np.array([found for _, item in items for found in item.sums], dtype=np.uint32)
         return cls(files, np.array(numbers, dtype=np.int64).reshape(-1, _FIELDS), sums)
+
+    def unpacked(self) -> Iterator[tuple[str, FileChecksum, WrittenItem]]:
+        """Yields name and checksum of the file of each item, and the item."""
+        files = list(self.files.items())
+        first = 0
+        for number, start, num_bytes, payload_start, payload_bytes, count in self.items.tolist():
+            name, stored = files[number]
+            sums = self.sums[first : first + count].tolist()
+            first += count
+            yield name, stored, WrittenItem(start, num_bytes, payload_start, payload_bytes, sums)
 
     @classmethod
     def join(cls, parts: Sequence[Self]) -> Self:

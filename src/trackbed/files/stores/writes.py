@@ -94,7 +94,7 @@ def put_buffers(address: Address, buffers: Sequence["Buffer"]) -> None:
         forked_requests.call("put_bytes", address, b"".join(buffers))
         return
     bucket = open_writable_bucket(address)
-    if any(map(len, map(memoryview, buffers))):
+    if any(memoryview(buffer).nbytes for buffer in buffers):
         _run_once(address, partial(bucket.put_buffers, address, buffers))
     else:
         _run_once(address, partial(bucket.put, address, b""))  # of no pieces the library makes no object

@@ -1,0 +1,81 @@
+"""What saves that did not end have left in an object store."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from trackbed.checkpoint.folder import any_folder
+from trackbed.checkpoint.format.marker import MARKER_NAME, Marker, UnfinishedSave, is_save_id
+from trackbed.checkpoint.io.stored_folder import StoredFolder
+from trackbed.checkpoint.stored_save import give_up_saves, is_given_up
+from trackbed.errors import ArgumentError
+from trackbed.files.publish import Writer, state_of_writer
+from trackbed.files.stores import list_objects, parse_address
+
+_NO_WRITER: Final = UnfinishedSave("", "")
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """A save that did not end, or has not ended yet."""
+
+    folder: str
+    """Address of the checkpoint that it was to be."""
+    save_id: str
+    num_objects: int
+    num_bytes: int
+    writer: str
+    """Host, number and start of the process that began it; empty if the marker does not name the save any more."""
+    state: Writer
+    """Whether that process lives; `dead` if nothing can become of the save."""
+
+    @property
+    def address(self) -> str:
+        """Address of its objects."""
+        return f"{self.folder}/{self.save_id}"
+
+
+def find_leftovers(folder: str) -> list[Leftover]:
+    """Lists unfinished saves of a checkpoint in an object store, or of the checkpoints in a folder of it.
+
+    Args:
+        folder: address of a checkpoint, or of a folder of checkpoints.
+
+    Raises:
+        ArgumentError: it is no address of a store.
+        CheckpointError: a marker is damaged.
+        StoreError: the store refuses, or does not answer in time.
+    """
+    root = any_folder(folder)
+    if not isinstance(root, StoredFolder):
+        raise ArgumentError(f"{folder}: must be an address of an object store, such as s3://bucket/run, found a path")
+    sizes: dict[str, dict[str, list[int]]] = {}
+    for address, num_bytes in list_objects(parse_address(str(root))):
+        *above, name = address.split("/")
+        if name == MARKER_NAME:
+            sizes.setdefault("/".join(above), {})
+        elif above and is_save_id(above[-1]):
+            sizes.setdefault("/".join(above[:-1]), {}).setdefault(above[-1], []).append(num_bytes)
+    # Markers are read after the listing: a save that began, or ended, meanwhile is named by them.
+    return [one for place, found in sorted(sizes.items()) for one in _of_folder(StoredFolder(place), found)]
+
+
+def _of_folder(folder: StoredFolder, sizes: dict[str, list[int]]) -> Iterator[Leftover]:
+    marker = folder.marker() or Marker()
+    unfinished = {save.save_id: save for save in marker.unfinished}
+    named = {save.save_id for save in marker.set_aside} | ({marker.current.save_id} if marker.current else set())
+    for save_id in sorted((sizes.keys() - named) | unfinished.keys()):
+        found, save = sizes.get(save_id, []), unfinished.get(save_id, _NO_WRITER)
+        is_dead = save is _NO_WRITER or is_given_up(save)
+        state = Writer.dead if is_dead else state_of_writer(save.writer)
+        yield Leftover(str(folder), save_id, len(found), sum(found), save.writer, state)
+
+
+def remove_leftover(leftover: Leftover) -> None:
+    """Removes an unfinished save. If its writer lives, its save fails.
+
+    Raises:
+        CheckpointError: the marker is damaged, or other programs change it again and again.
+        StoreError: the store refuses, or does not answer in time.
+    """
+    give_up_saves(StoredFolder(leftover.folder), [leftover.save_id])
