@@ -59,7 +59,7 @@ PHASES = {
         "copy": (Slab, "copies_of"),
         "write": (targets_module.FileTarget, "write"),
         "write items": (targets_module, "write_items"),
-        "collect": (snapshot_module, "_collect_in"),
+        "collect": (snapshot_module, "collect_in"),
         "partial folder": (begin_module, "make_partial_folder"),
         "descriptions": (snapshot_module, "descriptions"),
         "commit": (folders_module, "commit_checkpoint"),

@@ -17,13 +17,14 @@ from pathlib import Path
 
 import torch
 
+from tests.checkpointer.kept import removed_steps
 from trackbed import Checkpointer, ShardedTensor, load
 from trackbed.checkpoint.damage import find_damage
-from trackbed.checkpointer.steps import StepNames, steps_in, steps_to_remove
+from trackbed.checkpointer.steps import StepNames, steps_in
 from trackbed.comm import SOLO
 from trackbed.errors import CheckpointError
 
-KEEP = {"keep_last": 2, "keep_every": 10, "keep": {7}}
+KEEP = {"keep_last": 3, "keep_every": 10, "keep": {7}}
 
 
 class Report:
@@ -116,7 +117,7 @@ def allowed(before, lines):
         if index == 1 and back is not None:
             must, may = ({one: kept for one, kept in own.items() if one <= back} for own in (must, may))
         must, may = must | {step: value}, may | {step: value}
-        removed = steps_to_remove(must, in_use={step}, **KEEP)
+        removed = removed_steps(must, in_use={step}, **KEEP)
         must = {one: kept for one, kept in must.items() if one not in removed}
         if index >= num_whole:
             yield must, may

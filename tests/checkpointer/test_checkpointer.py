@@ -11,11 +11,15 @@ import time
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
+from tests.checkpointer.kept import removed_steps
 from trackbed import Checkpointer, ShardedTensor, load, open_checkpoint
 from trackbed.checkpoint.io.targets import FileTarget
 from trackbed.checkpointer import folders as folders_module
 from trackbed.checkpointer.folders import LOCK_NAME
+from trackbed.checkpointer.steps import steps_to_remove
 from trackbed.comm import SOLO, run_ranks
 from trackbed.errors import CheckpointError
 from trackbed.files import publish_folder
@@ -442,3 +446,22 @@ def test_loads_while_a_save_is_in_flight(tmp_path, gate):
         assert checkpointer.load(state_of(SOLO, 0))["step"] == 1
         gate.opened.set()
     assert load(state_of(SOLO, 0), checkpointer.path(2), group=SOLO)["step"] == 2
+
+
+@given(
+    steps=st.sets(st.integers(0, 60), max_size=12),
+    keep_last=st.none() | st.integers(1, 15),
+    keep_every=st.none() | st.integers(1, 20),
+    keep=st.sets(st.integers(0, 60), max_size=3),
+    in_use=st.sets(st.integers(0, 60), max_size=2),
+)
+def test_retention_removes_what_no_rule_keeps(steps, **rules):
+    assert steps_to_remove(steps, **rules) == sorted(removed_steps(steps, **rules))
+
+
+def test_fewer_checkpoints_than_are_to_be_kept_are_all_kept(tmp_path):
+    with Checkpointer(tmp_path, keep_last=5, group=SOLO) as checkpointer:
+        for step in range(7):
+            checkpointer.save(step, state_of(SOLO, step))
+            checkpointer.wait()
+            assert checkpointer.steps() == list(range(max(0, step - 4), step + 1))

@@ -13,9 +13,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.checkpointer.kept import removed_steps
 from tests.support import ROOT
 from trackbed import Checkpointer, ShardedTensor, load
-from trackbed.checkpointer.steps import steps_to_remove
 from trackbed.comm import SOLO
 from trackbed.errors import CheckpointError
 from trackbed.files import publish_folder
@@ -123,7 +123,7 @@ class Run:
         before, value = dict(self.values), self.serial
         later = {one for one in before if self.loaded is not None and one > self.loaded and one != step}
         after = (before.keys() - later) | {step}
-        removed = set(steps_to_remove(after, keep=(), in_use={step}, **{"keep_every": None, **self.options}))
+        removed = removed_steps(after, in_use={step}, **self.options)
         if failure is not None:
             failures.arm(failure[0], ends=failure[1])
         try:

@@ -7,6 +7,7 @@ from uuid import uuid4
 
 from trackbed.checkpoint.io.file_reader import AnyFolder
 from trackbed.checkpoint.io.stored_folder import StoredFolder
+from trackbed.checkpoint.io.written_files import WrittenFiles
 from trackbed.checkpoint.local_save import LocalSave
 from trackbed.checkpoint.ranks import Meeting
 from trackbed.checkpoint.stored_save import StoredSave, begin_stored_save
@@ -83,3 +84,25 @@ def make_partial(folder: Path, meeting: Meeting) -> Path:
             f"{unfinished}: must be a folder on a file system that all ranks share, but this rank does not see it"
         )
     return unfinished
+
+
+def collect_in(save: AnySave, meeting: Meeting, written: WrittenFiles) -> list[WrittenFiles]:
+    """Collective over the ranks: tells rank 0, through files, what each has written.
+
+    Args:
+        save: the save.
+        meeting: the ranks, which need no group of torch.
+        written: files of this rank.
+
+    Returns:
+        Files of each rank, in rank order; on ranks other than 0, nothing.
+    """
+    if meeting.size == 1:
+        return [written]
+    names = [f"written.{rank}" for rank in range(meeting.size)]
+    if meeting.rank > 0:
+        save.put(names[meeting.rank], written.encode())
+    meeting.group.barrier()
+    if meeting.rank > 0:
+        return []
+    return [written, *(WrittenFiles.decode(save.take(name)) for name in names[1:])]

@@ -36,7 +36,7 @@ from trackbed.checkpoint.commit import is_checkpoint, target_folder
 from trackbed.checkpoint.folder import CheckpointFolder, any_folder, open_folder
 from trackbed.checkpoint.format.catalogue import DTYPE_OF, CatalogueBuilder, require_text
 from trackbed.checkpoint.format.dcp_metadata import DCP_METADATA, metadata_of
-from trackbed.checkpoint.format.extents import SIDE_NAME, FileChecksum, SideFile
+from trackbed.checkpoint.format.extents import SIDE_NAME, Described, FileChecksum, SideFile
 from trackbed.checkpoint.io.boxes import BoxReader, BoxToFill, fill_boxes
 from trackbed.checkpoint.io.file_reader import AnyFolder
 from trackbed.checkpoint.io.file_writer import WrittenItem
@@ -275,10 +275,10 @@ class StorageWriter(_OfFolder, storage.StorageWriter):
         unfinished = self._save.unfinished
         if unfinished is None:
             raise CheckpointError("StorageWriter: finish must be called where prepare_global_plan was")
-        contents, files = descriptions(unfinished.save_id, metadata, [one for of_rank in results for one in of_rank])
+        found = described_by(unfinished.save_id, metadata, [one for of_rank in results for one in of_rank])
         if isinstance(unfinished, LocalSave):
-            _check_written(unfinished.partial, files.keys() - contents.keys(), files)
-        unfinished.commit(contents, files)
+            _check_written(unfinished.partial, found.files.keys() - found.contents.keys(), found.files)
+        unfinished.commit(found)
         self._save.commit()
 
     def _unfinished_of(self, plan: planner.SavePlan) -> AnySave:
@@ -333,18 +333,13 @@ def _values(items: Sequence[planner.WriteItem], source: planner.SavePlanner) -> 
         yield value.detach() if isinstance(value, torch.Tensor) else bytes(value.getbuffer())
 
 
-def descriptions(
-    save_id: str, described: metadata.Metadata, results: Iterable[storage.WriteResult]
-) -> tuple[dict[str, bytes], dict[str, FileChecksum]]:
+def described_by(save_id: str, described: metadata.Metadata, results: Iterable[storage.WriteResult]) -> Described:
     """`.metadata` as torch has it, and the side file with checksums.
 
     Args:
         save_id: id of the save.
         described: what the planner says of the checkpoint.
         results: results of all ranks.
-
-    Returns:
-        The two by name, and sizes and checksums of all files but the side file.
 
     Raises:
         CheckpointError: something that is described was not written.
@@ -383,7 +378,7 @@ def descriptions(
         raise CheckpointError(f"{key}: all that is described must be written, but the box at {first} is not")
     text = pickle.dumps(replace(described, storage_data=places), protocol=4)
     files[DCP_METADATA] = FileChecksum(len(text), crc32(text))
-    return {DCP_METADATA: text, SIDE_NAME: SideFile(save_id, files, builder.build()).encode()}, files
+    return Described({DCP_METADATA: text, SIDE_NAME: SideFile(save_id, files, builder.build()).encode()}, files)
 
 
 class StorageReader(_OfFolder, storage.StorageReader):

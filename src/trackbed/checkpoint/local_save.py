@@ -1,11 +1,11 @@
 """A save into a folder of a file system: a partial folder, and its commit by one rename."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final, TypeAlias
 
 from trackbed.checkpoint.commit import commit_checkpoint
-from trackbed.checkpoint.format.extents import FileChecksum
+from trackbed.checkpoint.format.extents import Described
 from trackbed.checkpoint.io.targets import FileTarget, data_name
 from trackbed.files.publish import remove_partial, write_new
 from trackbed.files.publish_folder import flush_files
@@ -68,25 +68,18 @@ class LocalSave:
         (self.partial / name).unlink(missing_ok=True)
         return content
 
-    def commit(
-        self,
-        contents: Mapping[str, bytes],
-        files: Mapping[str, FileChecksum],
-        rename: Rename | None = None,
-    ) -> None:
+    def commit(self, described: Described, rename: Rename | None = None) -> None:
         """Makes this save the checkpoint, in the place of the one before.
 
         Args:
-            contents: small files that describe the others, by name.
-            files: all files of the checkpoint but the side file.
+            described: small files.
             rename: gives the partial folder its name; None for `commit_checkpoint`.
 
         Raises:
             CheckpointError: the folder cannot be replaced.
             OSError: a file cannot be written or renamed.
         """
-        del files
-        for name, content in contents.items():
+        for name, content in described.contents.items():
             self.put(name, content)
-        flush_files(self.partial / name for name in contents)
+        flush_files(self.partial / name for name in described.contents)
         (rename or commit_checkpoint)(self.partial, self.folder)

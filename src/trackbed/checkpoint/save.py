@@ -14,9 +14,10 @@ import torch.distributed as dist
 from trackbed.checkpoint.begin_save import AnySave, begin_save
 from trackbed.checkpoint.commit import any_target
 from trackbed.checkpoint.folder import COMMON_NAME, PLAIN_TENSORS
+from trackbed.checkpoint.format.catalogue import Catalogue
 from trackbed.checkpoint.format.config_file import CONFIG_NAME, CheckpointingConfig
 from trackbed.checkpoint.format.dcp_metadata import DCP_METADATA, encode_metadata
-from trackbed.checkpoint.format.extents import SIDE_NAME, FileChecksum, SideFile
+from trackbed.checkpoint.format.extents import SIDE_NAME, Described, FileChecksum, SideFile
 from trackbed.checkpoint.format.safe_pickle import torch_bytes
 from trackbed.checkpoint.io.file_reader import AnyFolder
 from trackbed.checkpoint.io.file_writer import WrittenItem, write_items
@@ -130,7 +131,7 @@ def _save(
             check_plain_tensors_agree(meeting, own_tensors, digests, planned.plan.divided.paths)
     with phases("commit"):
         if meeting.rank == 0:
-            begun.commit(*descriptions(planned.plan, written_by_rank, planned.contents(content), begun))
+            begun.commit(descriptions(planned.plan, written_by_rank, planned.contents(content), begun))
 
 
 @dataclass(frozen=True, slots=True)
@@ -477,7 +478,7 @@ def collect(meeting: Meeting, written: WrittenFiles, note: bytes = b"") -> tuple
 
 def descriptions(
     plan: SavePlan, written_by_rank: Sequence[WrittenFiles], contents: Mapping[str, bytes], save: AnySave
-) -> tuple[dict[str, bytes], dict[str, FileChecksum]]:
+) -> Described:
     """Small files of a checkpoint: further ones, `.metadata`, and the side file, which lists them all.
 
     Args:
@@ -485,16 +486,27 @@ def descriptions(
         written_by_rank: files of all ranks.
         contents: further files by name.
         save: the save.
-
-    Returns:
-        The files by name, and sizes and checksums of all files but the side file.
     """
     parts = cut_parts(*plan.parts(), save.most_item_bytes)
     catalogue = catalogue_of(*parts, written_by_rank).with_aliases(plan.divided.aliases)
+    return with_side_file(save.save_id, catalogue, written_by_rank, contents)
+
+
+def with_side_file(
+    save_id: str, catalogue: Catalogue, written_by_rank: Sequence[WrittenFiles], contents: Mapping[str, bytes]
+) -> Described:
+    """Adds `.metadata` and the side file to the small files of a checkpoint.
+
+    Args:
+        save_id: id of the save.
+        catalogue: contents of the checkpoint.
+        written_by_rank: files of all ranks.
+        contents: further files by name.
+    """
     contents = {DCP_METADATA: encode_metadata(catalogue), **contents}
     files = {name: stored for written in written_by_rank for name, stored in written.files.items()}
     files |= {name: FileChecksum(len(content), crc32(content)) for name, content in contents.items()}
-    return {**contents, SIDE_NAME: SideFile(save.save_id, files, catalogue).encode()}, files
+    return Described({**contents, SIDE_NAME: SideFile(save_id, files, catalogue).encode()}, files)
 
 
 def write_descriptions(

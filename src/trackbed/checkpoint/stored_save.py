@@ -2,13 +2,13 @@
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from trackbed.checkpoint.commit import is_name_of_checkpoint
 from trackbed.checkpoint.format.config_file import CONFIG_NAME
 from trackbed.checkpoint.format.dcp_metadata import DCP_METADATA
-from trackbed.checkpoint.format.extents import SIDE_NAME, FileChecksum
+from trackbed.checkpoint.format.extents import SIDE_NAME, Described, FileChecksum
 from trackbed.checkpoint.format.marker import (
     MARKER_NAME,
     MOST_MARKER_BYTES,
@@ -74,21 +74,20 @@ class StoredSave:
         stores.delete_object(address)
         return content
 
-    def commit(self, contents: Mapping[str, bytes], files: Mapping[str, FileChecksum]) -> None:
+    def commit(self, described: Described) -> None:
         """Makes this save the checkpoint, and removes the one before.
 
         Args:
-            contents: small files that describe the others, by name.
-            files: all files of the checkpoint but the side file.
+            described: small files.
 
         Raises:
             CheckpointError: another program has given the save up, or changes the marker again and again.
             StoreError: the store refuses, or does not answer in time. The marker may have been written.
         """
-        for name, content in contents.items():
+        for name, content in described.contents.items():
             self.put(name, content)
-        side = contents[SIDE_NAME]
-        own = CommittedSave(self.save_id, {**files, SIDE_NAME: FileChecksum(len(side), crc32(side))})
+        side = described.contents[SIDE_NAME]
+        own = CommittedSave(self.save_id, {**described.files, SIDE_NAME: FileChecksum(len(side), crc32(side))})
 
         def committed(marker: Marker) -> Marker:
             if self.save_id not in {one.save_id for one in marker.unfinished}:

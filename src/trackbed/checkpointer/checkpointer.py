@@ -4,10 +4,11 @@ import atexit
 import contextlib
 import logging
 import math
+import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal, Self
@@ -16,20 +17,23 @@ from weakref import WeakSet
 from trackbed.checkpoint.background.snapshot import Snapshot
 from trackbed.checkpoint.begin_save import AnySave
 from trackbed.checkpoint.damage import find_damage
-from trackbed.checkpoint.format.extents import FileChecksum
+from trackbed.checkpoint.format.extents import Described
 from trackbed.checkpoint.load import load
 from trackbed.checkpoint.ranks import Meeting, Observer, Phases, Ranks, meet
 from trackbed.checkpointer.filled import filled
 from trackbed.checkpointer.groups import groups_of
+from trackbed.checkpointer.mirror import Mirror
+from trackbed.checkpointer.places import Places
 from trackbed.checkpointer.records import SaveRecord
-from trackbed.checkpointer.runs import run_in
+from trackbed.checkpointer.runs import AnyRun, LocalRun, run_in
 from trackbed.checkpointer.signals import SignalAgreement
-from trackbed.checkpointer.steps import DEFAULT_PATTERN, Keep, StepNames, steps_to_remove
+from trackbed.checkpointer.steps import DEFAULT_PATTERN, Keep, Retention, StepNames
 from trackbed.checkpointer.writer import BackgroundSave, BackgroundWriter, WriterKind
 from trackbed.comm.rendezvous import Stopped, cause_of
 from trackbed.comm.store import StoreUnreachable
 from trackbed.comm.torch_group import check_initialized
 from trackbed.errors import ArgumentError, CheckpointError, TrackbedError
+from trackbed.files.stores import is_address
 from trackbed.optim import load_sharded_state
 
 logger = logging.getLogger(__name__)
@@ -73,6 +77,10 @@ class Checkpointer:
             before. Anything else that changes these goes into `with checkpointer.lock()`.
         max_bytes: most bytes of memory for the copies of this rank, which are taken in units of 2 MiB; None for as many
             as they take. `save` waits until the rest is written, and `history` says how long.
+        mirror: second place of the checkpoints, a folder or an address of an object store: a thread copies committed
+            ones there, the newest first. What the first place has lost is loaded from there. None for none.
+        mirror_every: steps that it divides are copied to the mirror; None for all.
+        mirror_keep_last: number of the newest checkpoints to keep in the mirror; None for all.
         pattern: name of the folder of a step.
         group: the ranks, as a `comm.Group` or a process group of torch; by default those of `torch.distributed`, or
             this process alone.
@@ -97,6 +105,9 @@ class Checkpointer:
         writer: WriterKind = "thread",
         snapshot: SnapshotKind = "copied",
         max_bytes: int | None = None,
+        mirror: str | Path | None = None,
+        mirror_every: int | None = None,
+        mirror_keep_last: int | None = None,
         pattern: str = DEFAULT_PATTERN,
         group: Ranks = None,
         direct: bool = True,
@@ -106,7 +117,9 @@ class Checkpointer:
             check_initialized("Checkpointer")
         # The ranks meet before they make groups, which a rank that has failed would never enter.
         with meet("Checkpointer", group) as meeting:
-            for name, number in (("keep_last", keep_last), ("keep_every", keep_every), ("max_bytes", max_bytes)):
+            numbers = {"keep_last": keep_last, "keep_every": keep_every, "max_bytes": max_bytes}
+            numbers |= {"mirror_every": mirror_every, "mirror_keep_last": mirror_keep_last}
+            for name, number in numbers.items():
                 _check_number(name, number)
             _check_word("on_busy", on_busy, ("wait", "skip", "error"))
             _check_word("on_failure", on_failure, ("raise", "warn"))
@@ -114,18 +127,28 @@ class Checkpointer:
             _check_word("snapshot", snapshot, ("copied", "deferred"))
             self._run = run_in(folder)
             self._names = StepNames(pattern)
+            second = None if mirror is None else _mirror_run(self._run, mirror)
             options = [str(self._run), keep_last, keep_every, on_busy, on_failure, writer, snapshot, pattern]
+            options += [str(second), mirror_every, mirror_keep_last]
             meeting.group.agree("Checkpointer", options)
-        self._keep_last, self._keep_every, self._keep = keep_last, keep_every, keep
+        self._retention = Retention(keep_last, keep_every, keep)
         self._on_busy, self._on_failure = on_busy, on_failure
         self._observe = observe
         self._calls, threads = groups_of(group)
         self._threads, self._rank = threads, threads.rank
+        self._mirror: Mirror | None = None
+        if second is not None and isinstance(self._run, LocalRun):
+            kept = Retention(mirror_keep_last, keep_every, keep)
+            self._mirror = Mirror(self._run, second, threads, self._names, every=mirror_every, retention=kept)
+        self._places = Places(self._run, self._mirror, self._names)
         with contextlib.ExitStack() as undone:
             with meet("Checkpointer", self._calls) as meeting:
                 if meeting.rank == 0:
                     self._run.take(self._names)
                     undone.callback(self._run.release)
+                    if self._mirror is not None:
+                        self._mirror.take()
+                        undone.callback(self._mirror.run.release)
                 self._writer = BackgroundWriter(
                     threads, kind=writer, direct=direct, max_bytes=max_bytes, defers=snapshot == "deferred"
                 )
@@ -160,12 +183,15 @@ class Checkpointer:
         return f"<Checkpointer of {self._run}>"
 
     def path(self, step: int) -> Path | str:
-        """Folder of the checkpoint of a step, which need not be there; an address where checkpoints are in a store."""
-        return self._run.path(self._names.name(step))
+        """Folder of the checkpoint of a step, which need not be there; an address where checkpoints are in a store.
+
+        It is that in the mirror where the first place has none.
+        """
+        return self._places.path(step)
 
     def steps(self) -> list[int]:
         """Steps of the checkpoints that are there, in rising order."""
-        return self._run.steps(self._names)
+        return self._places.steps()
 
     def latest(self, *, verified: bool = False) -> int | None:
         """Highest step of which there is a checkpoint; None if there is none.
@@ -182,14 +208,17 @@ class Checkpointer:
             return found[-1] if found else None
         with meet("latest", self._calls) as meeting:
             for step in reversed(meeting.group.broadcast(self.steps())):
-                with self._in_use(step):
-                    share = meeting.rank, meeting.size
-                    problem = next(find_damage(self.path(step), lambda _: meeting.poll(), share=share), None)
-                    problems = [one for one in meeting.group.all_gather(problem) if one is not None]
-                if not problems:
-                    return int(step)
-                if meeting.rank == 0:
-                    logger.warning("%s: is passed over, because it is not whole: %s", self.path(step), problems[0])
+                places = [str(place) for place in self._places.of_step(step)] if meeting.rank == 0 else []
+                for place in meeting.group.broadcast(places):
+                    with self._in_use(step):
+                        share = meeting.rank, meeting.size
+                        problem = next(find_damage(place, lambda _: meeting.poll(), share=share), None)
+                        problems = [one for one in meeting.group.all_gather(problem) if one is not None]
+                    if not problems:
+                        self._places.note_whole(step, place if is_address(place) else Path(place))
+                        return int(step)
+                    if meeting.rank == 0:
+                        logger.warning("%s: is passed over, because it is not whole: %s", place, problems[0])
         return None
 
     def prepare(self, state: dict[str, Any]) -> None:
@@ -238,11 +267,15 @@ class Checkpointer:
         def end(error: BaseException | None) -> None:
             record.error = None if error is None else str(error)
             record.total_seconds = time.perf_counter() - start
-            if error is None and self._rank == 0:
-                self._remove_old(step)
+            if error is None:
+                self._places.note_saved(step)
+                if self._mirror is not None:
+                    self._mirror.committed(record, loaded)
+                if self._rank == 0:
+                    self._remove_old(step)
 
-        def commit(save: AnySave, contents: Mapping[str, bytes], files: Mapping[str, FileChecksum]) -> None:
-            self._commit(save, contents, files, step, loaded)
+        def commit(save: AnySave, described: Described) -> None:
+            self._commit(save, described, step, loaded)
 
         self._writer.begin(BackgroundSave(snapshot, self._run.folder_of(self._names.name(step)), phases, commit, end))
         if snapshot.live:
@@ -258,8 +291,8 @@ class Checkpointer:
             with meet("save", self._calls) as meeting:
                 self._check_open()
                 _check_step(step)
-                if callable(self._keep):
-                    self._keep(step)  # what it raises is raised here, and not behind training
+                if callable(self._retention.keep):
+                    self._retention.keep(step)  # what it raises is raised here, and not behind training
                 if self._may_begin(step, meeting):
                     snapshot = self._writer.take(state, meeting, phases, content)
         except BaseException:
@@ -308,6 +341,8 @@ class Checkpointer:
             CheckpointError: the save has failed, on any rank.
         """
         self._conclude()
+        for problem in [] if self._mirror is None else self._mirror.problems():
+            logger.warning("%s", problem)
         if self._signals is None:
             return False
         if step is None:
@@ -366,14 +401,19 @@ class Checkpointer:
         """
         if self._is_closed:
             return
+        deadline = math.inf if timeout_seconds is None else time.monotonic() + timeout_seconds
         try:
             self.wait(timeout_seconds)
         finally:
             if not self._writer.is_busy:
-                self._end()
+                self._end(deadline)
 
-    def _end(self) -> None:
+    def _end(self, deadline: float) -> None:
         """Gives back what the checkpointer has."""
+        if self._mirror is not None:
+            self._mirror.close(lambda: time.monotonic() > deadline)
+            for problem in self._mirror.problems():
+                logger.warning("%s", problem)
         _open.discard(self)
         self._is_closed = True
         self._writer.end()
@@ -400,7 +440,7 @@ class Checkpointer:
         with self._loading_step(step) as found:
             if found is None:
                 return None
-            loaded: dict[str, Any] = filled(state, load(state, self.path(found), group=self._calls))
+            loaded: dict[str, Any] = filled(state, load(state, found, group=self._calls))
             return loaded
 
     def load_sharded_state(self, model: Any, optimizer: Any = None, step: int | None = None) -> dict[str, Any] | None:
@@ -420,24 +460,25 @@ class Checkpointer:
         with self._loading_step(step) as found:
             if found is None:
                 return None
-            return load_sharded_state(self.path(found), model, optimizer, group=self._calls)
+            return load_sharded_state(found, model, optimizer, group=self._calls)
 
     @contextlib.contextmanager
-    def _loading_step(self, step: int | None) -> Iterator[int | None]:
-        """Collective over the ranks: yields the step to load, whose folder is not removed meanwhile."""
-        found = [step, None]
+    def _loading_step(self, step: int | None) -> Iterator[Path | str | None]:
+        """Collective over the ranks: yields the folder of the step to load, which is not removed meanwhile."""
+        found: list[Any] = [step, None, None]
         self._writer.wait_for_copies()
         try:
             with meet("load", self._calls) as meeting:
                 if meeting.rank == 0:
                     found[1] = self.latest() if step is None else step
                     self._loading.add(found[1])  # before another rank hears of it
+                    found[2] = None if found[1] is None else os.fspath(self.path(found[1]))
                 found[:] = meeting.group.broadcast(found)
                 if found[0] != step:
                     raise CheckpointError(
                         f"step: must be the same on all ranks, but is {step} here and {found[0]} on rank 0"
                     )
-            yield found[1]
+            yield found[2]
         finally:
             self._loading.discard(found[1])
         self._loaded = None if found[1] is None else [found[1]]
@@ -493,20 +534,15 @@ class Checkpointer:
         is_own = cause_of(error, Stopped) is None and cause_of(error, StoreUnreachable) is None
         raise CheckpointError(text) from (error if is_own else None)
 
-    def _commit(
-        self,
-        save: AnySave,
-        contents: Mapping[str, bytes],
-        files: Mapping[str, FileChecksum],
-        step: int,
-        loaded: list[int] | None,
-    ) -> None:
+    def _commit(self, save: AnySave, described: Described, step: int, loaded: list[int] | None) -> None:
         """Makes a save the checkpoint of a step, on rank 0.
 
         After an older step was loaded, later ones are set aside first, so that `latest` is on the new branch.
         """
-        later = [] if loaded is None else [one for one in self.steps() if one > loaded[0] and one != step]
-        aside = self._run.commit(save, contents, files, [self._run.folder_of(self._names.name(one)) for one in later])
+        later = (
+            [] if loaded is None else [one for one in self._run.steps(self._names) if one > loaded[0] and one != step]
+        )
+        aside = self._run.commit(save, described, [self._run.folder_of(self._names.name(one)) for one in later])
         if self._loaded is loaded:
             self._loaded = None
         if aside and loaded is not None:
@@ -519,13 +555,8 @@ class Checkpointer:
     def _remove_old(self, newest: int) -> None:
         """Removes the checkpoints that are not to be kept. One that cannot be removed is no reason to fail."""
         try:
-            removed = steps_to_remove(
-                self.steps(),
-                keep_last=self._keep_last,
-                keep_every=self._keep_every,
-                keep=self._keep,
-                in_use={newest, *self._loading},
-            )
+            in_use = {newest, *self._loading, None if self._mirror is None else self._mirror.copied}
+            removed = self._retention.steps_to_remove(self._run.steps(self._names), in_use)
             for step in removed:
                 self._run.remove(self._names.name(step))
         except (OSError, TrackbedError) as error:
@@ -538,6 +569,20 @@ class Checkpointer:
                 self._observe(name, seconds)
 
         return observe
+
+
+def _mirror_run(run: AnyRun, mirror: str | Path) -> AnyRun:
+    """The second place.
+
+    Raises:
+        ArgumentError: it is the first one, or that is in a store.
+    """
+    found = run_in(mirror)
+    if not isinstance(run, LocalRun):
+        raise ArgumentError(f"mirror: the first folder must be on a file system, found {run}")
+    if str(found) == str(run):
+        raise ArgumentError(f"mirror: must be another folder than that of the checkpoints, found {found} twice")
+    return found
 
 
 def _check_number(name: str, value: int | None) -> None:

@@ -18,5 +18,9 @@ class SaveRecord:
     """Time from the call of `save` to the commit, or the failure; None until then."""
     error: str | None = None
     """Text of the failure; None for a save that is whole, or not over yet."""
+    mirrored_seconds: float | None = None
+    """Time of the copy to the mirror; None until it is whole."""
+    mirror_error: str | None = None
+    """Text of the failure of the last copy to the mirror; None if there is none."""
     phases: dict[str, float] = field(default_factory=dict)
     """Time of each phase, by its name."""

@@ -1,12 +1,12 @@
 """The place of the checkpoints of a run: a folder of a file system, or of an object store."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeAlias
 
 from trackbed.checkpoint.begin_save import AnySave
 from trackbed.checkpoint.folder import any_folder
-from trackbed.checkpoint.format.extents import FileChecksum
+from trackbed.checkpoint.format.extents import Described
 from trackbed.checkpoint.io.file_reader import AnyFolder
 from trackbed.checkpoint.local_save import LocalSave
 from trackbed.checkpointer.folders import (
@@ -72,19 +72,12 @@ class LocalRun:
         """
         return steps_in(self._folder, names)
 
-    def commit(
-        self,
-        save: AnySave,
-        contents: Mapping[str, bytes],
-        files: Mapping[str, FileChecksum],
-        later: Sequence[AnyFolder],
-    ) -> list[str]:
+    def commit(self, save: AnySave, described: Described, later: Sequence[AnyFolder]) -> list[str]:
         """Makes a save a checkpoint, and sets others aside before. Returns the other names of these.
 
         Args:
             save: the save.
-            contents: see `LocalSave.commit`.
-            files: see there.
+            described: its small files.
             later: the others.
         """
         if not isinstance(save, LocalSave):
@@ -98,7 +91,7 @@ class LocalRun:
                 aside.extend(moved)
                 commit_or_replace(partial, final)
 
-        save.commit(contents, files, rename)
+        save.commit(described, rename)
         return list(map(str, aside))
 
     def remove(self, name: str) -> None:

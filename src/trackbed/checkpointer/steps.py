@@ -14,6 +14,24 @@ Keep = Collection[int] | Callable[[int], bool]
 
 
 @dataclass(frozen=True, slots=True)
+class Retention:
+    """Which checkpoints are kept."""
+
+    keep_last: int | None
+    """Number of the newest ones; None for all."""
+    keep_every: int | None
+    """Steps that it divides are kept, too; None for none."""
+    keep: Keep
+    """Further steps, or a function that is true for them."""
+
+    def steps_to_remove(self, steps: Iterable[int], in_use: Collection[int | None]) -> list[int]:
+        """Steps that are not kept; see the function of this name."""
+        return steps_to_remove(
+            steps, keep_last=self.keep_last, keep_every=self.keep_every, keep=self.keep, in_use=in_use
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class StepNames:
     """Names of the folders of steps."""
 
@@ -87,6 +105,8 @@ def steps_to_remove(
 
     >>> steps_to_remove(range(0, 70, 10), keep_last=2, keep_every=20, keep={30})
     [10]
+    >>> steps_to_remove([1, 2], keep_last=3, keep_every=None, keep=())
+    []
     """
     found = sorted(steps)
     if keep_last is None:
@@ -94,6 +114,6 @@ def steps_to_remove(
     kept = keep if callable(keep) else keep.__contains__
     return [
         step
-        for step in found[: len(found) - max(1, keep_last)]
+        for step in found[: max(0, len(found) - max(1, keep_last))]
         if not (keep_every and step % keep_every == 0) and step not in in_use and not kept(step)
     ]

@@ -1,11 +1,11 @@
 """A folder of an object store with the checkpoints of a run."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from trackbed.checkpoint.begin_save import AnySave
 from trackbed.checkpoint.format.dcp_metadata import DCP_METADATA
-from trackbed.checkpoint.format.extents import FileChecksum
+from trackbed.checkpoint.format.extents import Described
 from trackbed.checkpoint.format.marker import Marker
 from trackbed.checkpoint.io.file_reader import AnyFolder
 from trackbed.checkpoint.io.stored_folder import StoredFolder
@@ -73,13 +73,7 @@ class StoredRun:
         steps = {name: names.step_of(name) for name in self._folder.folders()}
         return sorted(step for name, step in steps.items() if step is not None and _is_there(self._folder / name))
 
-    def commit(
-        self,
-        save: AnySave,
-        contents: Mapping[str, bytes],
-        files: Mapping[str, FileChecksum],
-        later: Sequence[AnyFolder],
-    ) -> list[str]:
+    def commit(self, save: AnySave, described: Described, later: Sequence[AnyFolder]) -> list[str]:
         """Makes a save a checkpoint, and sets others aside before; see `LocalRun.commit`."""
         if self._lease is not None:
             self._lease.check()
@@ -90,7 +84,7 @@ class StoredRun:
                     before = change_marker(folder, Marker.superseded)
                     if before.current is not None:
                         aside.append((folder, before.current.save_id))
-            save.commit(contents, files)
+            save.commit(described)
         except BaseException:
             for folder, save_id in aside:
                 _reinstate(folder, save_id)

@@ -1,7 +1,7 @@
 """Snapshots of one rank, and the thread that writes them, one after the other."""
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +23,7 @@ from trackbed.checkpoint.background.snapshot import (
 )
 from trackbed.checkpoint.background.writer_process import WriterProcess
 from trackbed.checkpoint.begin_save import AnySave
-from trackbed.checkpoint.format.extents import FileChecksum
+from trackbed.checkpoint.format.extents import Described
 from trackbed.checkpoint.io.file_reader import AnyFolder
 from trackbed.checkpoint.io.targets import Target
 from trackbed.checkpoint.io.written_files import WrittenFiles
@@ -175,9 +175,9 @@ class BackgroundWriter:
                 return self._write_in_thread(target, values, poll)
             return self.process.write(target, values, slab, poll, direct=self._direct)
 
-        def commit(begun: AnySave, contents: Mapping[str, bytes], files: Mapping[str, FileChecksum]) -> None:
+        def commit(begun: AnySave, described: Described) -> None:
             with signs.working(f"commit {begun.folder}"):
-                save.commit(begun, contents, files)
+                save.commit(begun, described)
 
         error: BaseException | None = None
         try:

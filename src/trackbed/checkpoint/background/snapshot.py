@@ -1,7 +1,7 @@
 """The two halves of a save in the background: what the caller waits for, and what a thread does afterwards."""
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from threading import Event
 from typing import Any
@@ -10,8 +10,8 @@ import torch
 
 from trackbed.checkpoint.background.copies import LaterCopies
 from trackbed.checkpoint.background.slab import Slab, padded
-from trackbed.checkpoint.begin_save import AnySave, begin_save
-from trackbed.checkpoint.format.extents import FileChecksum
+from trackbed.checkpoint.begin_save import AnySave, begin_save, collect_in
+from trackbed.checkpoint.format.extents import Described
 from trackbed.checkpoint.io.file_reader import AnyFolder
 from trackbed.checkpoint.io.targets import Target
 from trackbed.checkpoint.io.written_files import WrittenFiles
@@ -155,8 +155,8 @@ Write = Callable[[Target, Sequence[torch.Tensor | bytes], Callable[[], None]], W
 """Writes values to where a rank writes, and calls a function again and again, which may raise."""
 
 
-Commit = Callable[[AnySave, Mapping[str, bytes], Mapping[str, FileChecksum]], None]
-"""Makes a save the checkpoint; see `LocalSave.commit`."""
+Commit = Callable[[AnySave, Described], None]
+"""Makes a save the checkpoint, with its small files."""
 
 
 def write_snapshot(
@@ -203,10 +203,10 @@ def write_snapshot(
                 num_files = sum(len(one.files) for one in written)
                 written.append(write(save.target(meeting.rank, 0, num_files=num_files), snapshot.values, meeting.poll))
         with phases("collect"):
-            written_by_rank = _collect_in(save, meeting, WrittenFiles.join(written))
+            written_by_rank = collect_in(save, meeting, WrittenFiles.join(written))
         with phases("commit"):
             if meeting.rank == 0:
-                commit(save, *descriptions(snapshot.plan, written_by_rank, snapshot.contents, save))
+                commit(save, descriptions(snapshot.plan, written_by_rank, snapshot.contents, save))
 
 
 def write_in_thread(*, direct: bool) -> Write:
@@ -220,19 +220,6 @@ def write_in_thread(*, direct: bool) -> Write:
         return target.write(values, poll, direct=direct, in_place=True)
 
     return write
-
-
-def _collect_in(save: AnySave, meeting: Meeting, written: WrittenFiles) -> Sequence[WrittenFiles]:
-    """Collective over the ranks: tells rank 0, through files, what each has written."""
-    if meeting.size == 1:
-        return [written]
-    names = [f"written.{rank}" for rank in range(meeting.size)]
-    if meeting.rank > 0:
-        save.put(names[meeting.rank], written.encode())
-    meeting.group.barrier()
-    if meeting.rank > 0:
-        return []
-    return [written, *(WrittenFiles.decode(save.take(name)) for name in names[1:])]
 
 
 def _size_of(value: torch.Tensor | bytes) -> int:

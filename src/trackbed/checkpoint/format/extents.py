@@ -7,7 +7,7 @@ Rows of a tensor follow each other, in the order of the tensors; those of object
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn
 
 import numpy as np
 import orjson
@@ -33,6 +33,15 @@ class FileChecksum:
 
     num_bytes: int
     crc: int
+
+
+class Described(NamedTuple):
+    """Small files that describe the others of a checkpoint."""
+
+    contents: Mapping[str, bytes]
+    """The small files by name, the side file among them."""
+    files: Mapping[str, FileChecksum]
+    """Sizes and checksums of all files but the side file."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,6 +73,14 @@ class BoxReader:
         is_sharded = _SHARDED_OBJECT.search(unique_key) is not None  # others are those of torch's own checkpoints
         return found[0] if is_sharded and isinstance(found, list) and len(found) == 1 else found
 
+    def read_bytes(self, row: int, what: str) -> bytes:
+        """Reads an item as it is stored.
+
+        Raises:
+            CheckpointError: it is damaged.
+        """
+        return bytes(self._read_item(row, what))
+
     def read_tensor(self, key: str) -> torch.Tensor:
         """Reads a whole tensor into new memory of the host.
 

@@ -34,7 +34,6 @@ _SMALL_BYTES: Final = 64 << 10
 """Bytes of a payload up to which it is copied, so that an object does not have thousands of buffers."""
 _MOST_OBJECT_BYTES: Final = 5 << 30
 """Bytes that one request can write in S3."""
-_IN_FLIGHT: Final = 4
 
 
 class _Object:
@@ -104,6 +103,7 @@ def write_objects(
     poll: Callable[[], None] = lambda: None,
     *,
     cuts: bool = True,
+    in_flight: int = 4,
 ) -> WrittenFiles:
     """Writes items to as many objects as they need, a few at the same time.
 
@@ -113,6 +113,7 @@ def write_objects(
         names: names of objects that are free, as many as needed.
         poll: called now and then; may raise to end the work.
         cuts: True to cut large tensors, as `pieces_of` does.
+        in_flight: objects that are written at the same time.
 
     Raises:
         CheckpointError: an item is too large for one request.
@@ -127,10 +128,10 @@ def write_objects(
         with polling(lambda _: poll()):
             stores.put_buffers(address_of(name), content.buffers)
 
-    with DaemonThreads("trackbed-upload", num_threads=_IN_FLIGHT) as threads:
+    with DaemonThreads("trackbed-upload", num_threads=in_flight) as threads:
         try:
             for content in _filled(piece for item in items for piece in (pieces_of(item) if cuts else [item])):
-                while len(pending) >= _IN_FLIGHT:
+                while len(pending) >= in_flight:
                     _wait_for(pending.popleft(), poll)
                 name = next(free)
                 files[name] = FileChecksum(content.position, content.crc)

@@ -12,7 +12,7 @@ from trackbed.checkpoint.format.extents import FileChecksum
 from trackbed.checkpoint.io.file_writer import write_items
 from trackbed.checkpoint.io.object_writer import write_objects
 from trackbed.checkpoint.io.written_files import WrittenFiles
-from trackbed.files.stores import parse_address
+from trackbed.files.stores import Address, parse_address
 
 Values: TypeAlias = Iterable[torch.Tensor | bytes]
 
@@ -62,6 +62,8 @@ class ObjectsTarget:
     """Number of the first object."""
     cuts: bool = True
     """True to cut large tensors."""
+    in_flight: int = 4
+    """Objects that are written at the same time."""
 
     def __str__(self) -> str:
         """Address of the first object."""
@@ -77,7 +79,11 @@ class ObjectsTarget:
         """
         del direct, in_place
         names = (data_name(self.rank, number) for number in count(self.first))
-        return write_objects(values, lambda name: parse_address(f"{self.address}/{name}"), names, poll, cuts=self.cuts)
+
+        def address_of(name: str) -> Address:
+            return parse_address(f"{self.address}/{name}")
+
+        return write_objects(values, address_of, names, poll, cuts=self.cuts, in_flight=self.in_flight)
 
 
 Target: TypeAlias = FileTarget | ObjectsTarget

@@ -1,0 +1,212 @@
+"""A second place of the checkpoints of a run, to which committed ones are copied behind the training loop."""
+
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
+from threading import Lock
+from typing import Final
+
+from trackbed.checkpoint.background.priority import lower_priority
+from trackbed.checkpoint.begin_save import AnySave
+from trackbed.checkpoint.copy_checkpoint import copy_checkpoint
+from trackbed.checkpoint.format.extents import Described
+from trackbed.checkpoint.ranks import Meeting, meet
+from trackbed.checkpointer.records import SaveRecord
+from trackbed.checkpointer.runs import AnyRun, LocalRun
+from trackbed.checkpointer.steps import Retention, StepNames
+from trackbed.comm import Group
+from trackbed.daemon_threads import DaemonThreads
+from trackbed.errors import TrackbedError
+
+logger = logging.getLogger(__name__)
+
+REWOUND_NAME: Final = ".mirror.rewound"
+"""File in the first folder with a step behind which the mirror has checkpoints of another branch."""
+
+
+class Mirror:
+    """Copies committed checkpoints to a second place, the newest first, one at a time.
+
+    The threads of all ranks meet once for each committed checkpoint, which they all hear of in the same order. Rank 0
+    says then what is copied: the newest that the mirror lacks. So a mirror that falls behind skips to the newest.
+
+    Args:
+        source: the first place.
+        run: the second one.
+        group: the ranks; their threads meet in children of this group.
+        names: names of the folders of steps.
+        every: steps that it divides are copied; None for all.
+        retention: which checkpoints are kept in the second place.
+    """
+
+    def __init__(
+        self,
+        source: LocalRun,
+        run: AnyRun,
+        group: Group,
+        names: StepNames,
+        *,
+        every: int | None,
+        retention: Retention,
+    ) -> None:
+        self.run = run
+        """The second place."""
+        self.copied: int | None = None
+        """Step that is being copied, which must not be removed from the first place."""
+        self._source, self._group, self._names = source, group, names
+        self._every, self._retention = every, retention
+        self._thread = DaemonThreads("trackbed mirror")
+        self._thread.submit(lower_priority)
+        self._last: Future[None] | None = None
+        self._num_meetings = 0
+        self._newest: SaveRecord | None = None
+        self._records: dict[int, SaveRecord] = {}
+        """Saves that are not copied, by their steps."""
+        self._is_behind = False
+        """True if the newest could not be copied; the same on all ranks."""
+        self._problems: list[str] = []
+        self._lock = Lock()
+
+    def take(self) -> None:
+        """Takes the second place, on rank 0.
+
+        Raises:
+            CheckpointError: another job keeps checkpoints there.
+            OSError: the folder cannot be made or read.
+            StoreError: the store refuses, or does not answer in time.
+        """
+        self.run.take(self._names)
+
+    def committed(self, record: SaveRecord, loaded: list[int] | None) -> None:
+        """Has the newest checkpoint copied. Called on all ranks, after each commit.
+
+        Args:
+            record: the save.
+            loaded: step that was loaded before it; None if there is none.
+        """
+        if loaded is not None and isinstance(self._source, LocalRun) and self._group.rank == 0:
+            self._rewind(loaded[0])
+        if self._every and record.step % self._every:
+            return
+        self._submit(record)
+
+    def problems(self) -> list[str]:
+        """Texts about copies that have failed, once."""
+        with self._lock:
+            found, self._problems = self._problems, []
+        return found
+
+    def steps(self) -> list[int]:
+        """Steps of the checkpoints in the second place that belong to the branch of the run, in rising order.
+
+        Raises:
+            OSError: the folder cannot be read.
+            StoreError: the store refuses, or does not answer in time.
+        """
+        rewound = self._rewound()
+        return [step for step in self.run.steps(self._names) if rewound is None or step <= rewound]
+
+    def close(self, is_over: Callable[[], bool]) -> None:
+        """Waits for the copies, tries once more where the last one has failed, and ends the thread.
+
+        Args:
+            is_over: true once it must not wait any longer.
+        """
+        self._wait(is_over)
+        if self._is_behind and self._newest is not None and not is_over():
+            self._submit(self._newest)
+            self._wait(is_over)
+        self._thread.end()
+        self.run.release()
+
+    def _wait(self, is_over: Callable[[], bool]) -> None:
+        while self._last is not None and not self._last.done() and not is_over():
+            time.sleep(0.02)
+
+    def _submit(self, record: SaveRecord) -> None:
+        self._newest, number = record, self._num_meetings
+        self._records[record.step] = record
+        self._num_meetings += 1
+        self._last = self._thread.submit(partial(self._copy, number))
+
+    def _copy(self, number: int) -> None:
+        """Collective over the threads of the ranks: copies the newest checkpoint, if the mirror lacks it."""
+        newest, start = self._newest, time.perf_counter()
+        chosen = None
+        try:
+            # A group of its own for each meeting: one that has failed is not used again.
+            with meet("mirror", self._group.child(f"mirror {number}")) as meeting:
+                if meeting.rank == 0 and newest is not None and newest.mirrored_seconds is None:
+                    chosen = self.copied = newest.step
+                chosen = meeting.group.broadcast(chosen)
+                if chosen is not None:
+                    self._copy_step(int(chosen), meeting)
+        except (TrackbedError, OSError, RuntimeError) as error:  # training goes on, and the next one is tried
+            self._is_behind = True
+            self._note_problem(chosen, str(error))
+            return
+        finally:
+            self.copied = None
+        if chosen is None:
+            return
+        self._is_behind = False
+        record = self._records.get(int(chosen))
+        if record is not None:
+            record.mirror_error, record.mirrored_seconds = None, time.perf_counter() - start
+        self._records = {step: one for step, one in self._records.items() if step > int(chosen)}
+        if self._group.rank == 0:
+            self._remove_old(int(chosen))
+
+    def _note_problem(self, step: int | None, text: str) -> None:
+        if step in self._records:
+            self._records[step].mirror_error = text
+        with self._lock:
+            self._problems.append(f"{self.run}: step {step} must be copied to the mirror, but: {text}")
+
+    def _copy_step(self, step: int, meeting: Meeting) -> None:
+        name = self._names.name(step)
+        rewound = self._rewound() if meeting.rank == 0 else None
+
+        def commit(save: AnySave, described: Described) -> None:
+            later = [] if rewound is None else [one for one in self.run.steps(self._names) if one > rewound]
+            self.run.commit(
+                save, described, [self.run.folder_of(self._names.name(one)) for one in later if one != step]
+            )
+            self._forget_rewind(rewound)
+
+        copy_checkpoint(self._source.folder_of(name), self.run.folder_of(name), meeting, commit)
+
+    def _remove_old(self, newest: int) -> None:
+        """Removes the checkpoints of the mirror that are not to be kept."""
+        try:
+            for step in self._retention.steps_to_remove(self.run.steps(self._names), {newest}):
+                self.run.remove(self._names.name(step))
+        except (OSError, TrackbedError) as error:
+            logger.warning("%s: earlier checkpoints must be removed, but: %s", self.run, error)
+
+    # After an older step was loaded, the mirror has checkpoints of the branch that was left until the next copy sets
+    # them aside. A file says so, also to the next job.
+
+    @property
+    def _note(self) -> Path:
+        return self._source.path(REWOUND_NAME)
+
+    def _rewind(self, step: int) -> None:
+        found = self._rewound()
+        try:
+            self._note.write_text(str(step if found is None else min(found, step)))
+        except OSError as error:
+            logger.warning("%s: must be written, but: %s", self._note, error)
+
+    def _rewound(self) -> int | None:
+        try:
+            return int(self._note.read_text())
+        except (OSError, ValueError):
+            return None
+
+    def _forget_rewind(self, rewound: int | None) -> None:
+        if rewound is not None and rewound == self._rewound():
+            self._note.unlink(missing_ok=True)

@@ -1,0 +1,75 @@
+"""Where the checkpoint of a step is: in the first place, or in the mirror."""
+
+import logging
+from pathlib import Path
+
+from trackbed.checkpointer.mirror import Mirror
+from trackbed.checkpointer.runs import AnyRun
+from trackbed.checkpointer.steps import StepNames
+from trackbed.errors import StoreError
+
+logger = logging.getLogger(__name__)
+
+
+class Places:
+    """The places of the checkpoints of a run.
+
+    Args:
+        run: the first place.
+        mirror: the second one; None if there is none.
+        names: names of the folders of steps.
+    """
+
+    def __init__(self, run: AnyRun, mirror: Mirror | None, names: StepNames) -> None:
+        self._run, self._mirror, self._names = run, mirror, names
+        self._whole: dict[int, Path | str] = {}
+        """Place in which the checkpoint of a step is known to be whole, where it is not in the first one."""
+
+    def steps(self) -> list[int]:
+        """Steps of which there is a checkpoint in either place, in rising order.
+
+        Raises:
+            OSError: a folder cannot be read.
+            StoreError: the first place does not answer in time.
+        """
+        return sorted({*self._run.steps(self._names), *self._steps_of_mirror()})
+
+    def of_step(self, step: int) -> list[Path | str]:
+        """Places that have a checkpoint of a step, the first one first."""
+        if self._mirror is None:
+            return [self.first(step)]
+        found = [self.first(step)] if step in self._run.steps(self._names) else []
+        if step in self._steps_of_mirror():
+            found.append(self._mirror.run.path(self._names.name(step)))
+        return found
+
+    def path(self, step: int) -> Path | str:
+        """Place of the checkpoint of a step; the first one if there is no checkpoint."""
+        if self._mirror is None:
+            return self.first(step)
+        if step in self._whole:
+            return self._whole[step]
+        return next(iter(self.of_step(step)), self.first(step))
+
+    def first(self, step: int) -> Path | str:
+        """The checkpoint of a step in the first place, which need not be there."""
+        return self._run.path(self._names.name(step))
+
+    def note_whole(self, step: int, place: Path | str) -> None:
+        """Notes where the checkpoint of a step is whole."""
+        self._whole.pop(step, None)
+        if place != self.first(step):
+            self._whole[step] = place
+            logger.warning("step %d is read from the mirror: %s", step, place)
+
+    def note_saved(self, step: int) -> None:
+        """Notes that the first place has a new checkpoint of a step."""
+        self._whole.pop(step, None)
+
+    def _steps_of_mirror(self) -> list[int]:
+        """Steps in the mirror; none where it cannot be read."""
+        try:
+            return [] if self._mirror is None else self._mirror.steps()
+        except (StoreError, OSError) as error:
+            logger.warning("the mirror cannot be read, so that its checkpoints are left out: %s", error)
+            return []

@@ -1,0 +1,168 @@
+"""Copies of committed checkpoints in a second place, behind the training loop."""
+
+import logging
+import shutil
+import time
+
+import pytest
+import torch
+
+from tests.checkpoint.test_stores import saves_in, state_of, value_of
+from trackbed import Checkpointer
+from trackbed.checkpoint import load
+from trackbed.checkpointer.lease import LEASE_NAME
+from trackbed.checkpointer.mirror import REWOUND_NAME
+from trackbed.comm import SOLO, run_ranks
+from trackbed.errors import ArgumentError, CheckpointError
+
+
+@pytest.fixture(params=["folder", "bucket"])
+def mirror(request, tmp_path):
+    """A second place, and a function that lists the names in it."""
+    if request.param == "folder":
+        place = tmp_path / "mirror"
+        return str(place), lambda: sorted(one.name for one in place.iterdir() if one.name.startswith("step"))
+    bucket = request.getfixturevalue("bucket")
+
+    def names():
+        keys = list(bucket.keys())
+        return sorted({key.split("/")[1] for key in keys if key.startswith("mirror/step")})
+
+    return bucket.text("mirror"), names
+
+
+def wait_until(is_true, seconds=20):
+    deadline = time.monotonic() + seconds
+    while not is_true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_committed_checkpoints_are_copied_and_kept_by_rules_of_their_own(size, mirror, tmp_path):
+    place, names = mirror
+
+    def run(group):
+        options = {"keep_last": 1, "mirror": place, "mirror_every": 2, "mirror_keep_last": 3}
+        with Checkpointer(tmp_path / "run", group=group, **options) as checkpointer:
+            for step in range(9):
+                checkpointer.save(step, state_of(group, step))
+                checkpointer.wait()
+                if step % 2 == 0:
+                    wait_until(lambda: checkpointer.history[-1].mirrored_seconds is not None)
+            group.barrier()
+            assert checkpointer.latest() == 8
+            assert checkpointer.steps()[-3:] == [4, 6, 8]
+            assert str(checkpointer.path(8)) == str(tmp_path / "run" / "step-0000008")
+            assert str(checkpointer.path(4)) == f"{place}/step-0000004"
+            assert checkpointer.load(state_of(group, 0), step=4)["copies"].unique().tolist() == [4.0]
+
+    run_ranks(size, run)
+    assert names() == [f"step-{step:07}" for step in (4, 6, 8)]
+    for step in (4, 6, 8):
+        assert value_of(f"{place}/step-{step:07}") == step
+    first, second = (
+        load({"rows": torch.zeros(10_000 * size, 4)}, f"{where}/step-0000008") for where in (tmp_path / "run", place)
+    )
+    assert torch.equal(first["rows"], second["rows"])
+    assert first["plain"].tolist() == second["plain"].tolist()
+
+
+def test_what_the_first_place_has_lost_is_loaded_from_the_mirror(mirror, tmp_path, caplog):
+    place, _ = mirror
+    folder = tmp_path / "run"
+    with Checkpointer(folder, group=SOLO, mirror=place) as checkpointer:
+        for step in (1, 2):
+            checkpointer.save(step, state_of(SOLO, step))
+            checkpointer.wait()
+            wait_until(lambda: checkpointer.history[-1].mirrored_seconds is not None)
+    data = next((folder / "step-0000002").glob("__0_*"))
+    content = bytearray(data.read_bytes())
+    content[len(content) // 2] ^= 1
+    data.write_bytes(content)
+    with Checkpointer(folder, group=SOLO, mirror=place) as checkpointer, caplog.at_level(logging.WARNING):
+        assert checkpointer.latest(verified=True) == 2
+        assert f"step 2 is read from the mirror: {place}/step-0000002" in caplog.messages
+        assert checkpointer.load(state_of(SOLO, 0))["step"] == 2
+        checkpointer.save(2, state_of(SOLO, 22))
+        checkpointer.wait()
+        assert str(checkpointer.path(2)) == str(folder / "step-0000002")
+    assert value_of(f"{place}/step-0000002") == 22
+    shutil.rmtree(folder)
+    with Checkpointer(folder, group=SOLO, mirror=place) as checkpointer:
+        assert checkpointer.latest() == 2
+        assert checkpointer.load(state_of(SOLO, 0))["step"] == 22
+
+
+def test_a_mirror_that_fails_is_told_and_holds_the_newest_after_it_is_back(
+    tmp_path, bucket, proxy, monkeypatch, caplog
+):
+    monkeypatch.setenv("TRACKBED_STORE_TIMEOUT", "1")
+
+    def run(group):
+        with Checkpointer(tmp_path / "run", group=group, mirror=bucket.text("mirror")) as checkpointer:
+            checkpointer.save(1, state_of(group, 1))
+            checkpointer.wait()
+            wait_until(lambda: checkpointer.history[0].mirrored_seconds is not None)
+            group.barrier()
+            proxy.faults = [503] * 10_000
+            for step in (2, 3):
+                checkpointer.save(step, state_of(group, step))
+                checkpointer.wait()
+            wait_until(lambda: checkpointer.history[2].mirror_error is not None, 40)
+            with caplog.at_level(logging.WARNING):
+                assert not checkpointer.poll()
+            group.barrier()
+            proxy.faults = []
+            group.barrier()
+            checkpointer.save(4, state_of(group, 4))
+            checkpointer.wait()
+            wait_until(lambda: checkpointer.history[3].mirrored_seconds is not None)
+
+    run_ranks(2, run)
+    assert "step 3 must be copied to the mirror, but: mirror: rank" in caplog.text
+    assert value_of(bucket.text("mirror/step-0000004")) == 4
+    assert value_of(bucket.text("mirror/step-0000001")) == 1
+
+
+def test_the_last_checkpoint_is_tried_once_more_at_the_end(tmp_path, bucket, proxy, monkeypatch):
+    monkeypatch.setenv("TRACKBED_STORE_TIMEOUT", "1")
+    with Checkpointer(tmp_path / "run", group=SOLO, mirror=bucket.text("mirror")) as checkpointer:
+        proxy.faults = [503] * 10_000
+        checkpointer.save(1, state_of(SOLO, 1))
+        checkpointer.wait()
+        wait_until(lambda: checkpointer.history[0].mirror_error is not None)
+        proxy.faults = []
+    assert value_of(bucket.text("mirror/step-0000001")) == 1
+
+
+def test_the_mirror_follows_a_run_that_has_gone_back(mirror, tmp_path):
+    place, names = mirror
+    folder = tmp_path / "run"
+    with Checkpointer(folder, group=SOLO, mirror=place) as checkpointer:
+        for step in (1, 2, 3):
+            checkpointer.save(step, state_of(SOLO, step))
+            checkpointer.wait()
+            wait_until(lambda: checkpointer.history[-1].mirrored_seconds is not None)
+        checkpointer.load(state_of(SOLO, 0), step=1)
+        checkpointer.save(2, state_of(SOLO, 22))
+        checkpointer.wait()
+        assert checkpointer.latest() == 2
+        wait_until(lambda: checkpointer.history[-1].mirrored_seconds is not None)
+        assert checkpointer.steps() == [1, 2]
+        assert not (folder / REWOUND_NAME).exists()
+    shutil.rmtree(folder)
+    with Checkpointer(folder, group=SOLO, mirror=place) as checkpointer:
+        assert checkpointer.steps() == [1, 2]
+        assert checkpointer.load(state_of(SOLO, 0))["step"] == 22
+    assert names()
+
+
+def test_places_that_cannot_be_a_mirror_are_refused(tmp_path, bucket):
+    for folder, second in ((tmp_path, tmp_path), (bucket.text("a"), tmp_path)):
+        with pytest.raises((ArgumentError, CheckpointError), match="mirror: "):
+            Checkpointer(folder, mirror=second, group=SOLO)
+    with Checkpointer(tmp_path / "a", mirror=bucket.text("mirror"), group=SOLO):
+        with pytest.raises(CheckpointError, match="must be kept by one job"):
+            Checkpointer(tmp_path / "b", mirror=bucket.text("mirror"), group=SOLO)
+        assert saves_in(bucket, "mirror") <= {LEASE_NAME}
