@@ -26,12 +26,13 @@ def find_damage(
     """Yields a sentence about each file or item of a checkpoint that is damaged; none where `load` would succeed.
 
     Args:
-        folder: folder of the checkpoint.
+        folder: folder of the checkpoint, or its address in an object store.
         progress: called with numbers of bytes that have been read.
         share: number of this reader, and the number of readers that share the work: each finds other damage.
 
     Raises:
         ArgumentError: the number of the reader is not below that of readers.
+        StoreError: the store refuses, or does not answer in time.
     """
     number, count = share
     if not 0 <= number < count:

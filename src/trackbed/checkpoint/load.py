@@ -107,7 +107,7 @@ def load(
             the state, and each plain tensor in dictionaries whose path is the key of a stored tensor. Objects with
             `state_dict` and `load_state_dict` get their state. The dictionary is not changed. The folder, if only plain
             tensors and values are wanted.
-        folder: folder of the checkpoint, if it is not the first argument.
+        folder: folder of the checkpoint, or its address in an object store, if it is not the first argument.
         strict: handling of keys that this rank asks for and that are not stored. "raise" for an error, "log" and
             "ignore" to leave them out, with and without a warning. `differing_keys` returns them.
         allow_parts: False to check that the main replicas of all ranks cover each tensor once, so that nothing is

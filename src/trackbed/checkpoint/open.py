@@ -189,10 +189,11 @@ def open_checkpoint(folder: str | Path) -> Checkpoint:
     """Opens a checkpoint of Trackbed, Megatron Core or torch, to read parts of it.
 
     Args:
-        folder: folder of the checkpoint.
+        folder: folder of the checkpoint, or its address in an object store.
 
     Raises:
         CheckpointError: there is none, or it is damaged.
+        StoreError: the store refuses, or does not answer in time.
     """
     return Checkpoint(open_folder(any_folder(folder)))
 
@@ -205,7 +206,7 @@ def latest_checkpoint(folder: str | Path, *, group: Ranks = None) -> Path | str 
     whole is passed over with a warning; its tensors are not read. Rank 0 looks, and all ranks return the same path.
 
     Args:
-        folder: folder of the checkpoints. It need not exist.
+        folder: folder of the checkpoints, which need not exist, or its address in an object store.
         group: the ranks, as a `comm.Group` or a process group of torch; by default those of `torch.distributed`, or
             this process alone.
 

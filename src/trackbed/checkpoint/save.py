@@ -89,8 +89,8 @@ def save(
             them. A `DTensor` is written by the ranks of its mesh, under its path in the state, joined by dots, as key,
             and so are plain tensors in dictionaries, by the first rank that has them, where a rank has a `DTensor`.
             Objects with `state_dict` and `load_state_dict`, such as modules, are asked for their state.
-        folder: folder of the checkpoint, neither a link nor the working directory. An earlier checkpoint there is
-            replaced, where the file system can exchange two folders.
+        folder: folder of the checkpoint, neither a link nor the working directory, or an address of an object store. An
+            earlier checkpoint there is replaced, where the file system can exchange two folders.
         content_metadata: description of the contents, which `load` returns under the key "content_metadata".
         group: the ranks, as a `comm.Group` or a process group of torch; by default those of `torch.distributed`, or
             this process alone.

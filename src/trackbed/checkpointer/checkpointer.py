@@ -62,7 +62,8 @@ class Checkpointer:
                     checkpointer.save(step, sharded_state(model, optimizer))
 
     Args:
-        folder: folder of the checkpoints, which is made if it is not there. One job at a time may keep it.
+        folder: folder of the checkpoints, which is made if it is not there, or an address of an object store. One job
+            at a time may keep it.
         keep_last: number of the newest checkpoints to keep, at least 1; None for all.
         keep_every: steps that it divides are kept, too; None for none.
         keep: further steps to keep, or a function that is true for them.

@@ -196,7 +196,7 @@ def load_sharded_state(
     optimizer nested or flattened.
 
     Args:
-        folder: folder of the checkpoint.
+        folder: folder of the checkpoint, or its address in an object store.
         model: model with the same names and shapes; see `sharded_state`. What is empty in it, and extra state of any
             size, is loaded as it was saved, if the module's own `load_state_dict` takes it.
         optimizer: optimizer of the model. None for the model alone. One of torch gets its state without a step; states
