@@ -93,13 +93,16 @@ class Ceph:
             "osd": {
                 "osd data": f"{self.folder}/osd",
                 "osd objectstore": "memstore",
-                "memstore device bytes": 6 << 30,
+                "memstore device bytes": 10 << 30,
                 "keyring": f"{self.folder}/osd/keyring",
                 "osd class load list": "*",
             },
             "client.rgw": {
                 "rgw frontends": f"beast endpoint=127.0.0.1:{self.port} tcp_nodelay=1",
                 "rgw data": f"{self.folder}/rgw",
+                "rgw gc obj min wait": 2,  # seconds until the memory of objects that were removed is free
+                "rgw gc processor period": 2,
+                "rgw gc processor max time": 2,
                 "keyring": f"{self.folder}/rgw.keyring",
             },
         }
