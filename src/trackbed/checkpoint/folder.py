@@ -344,6 +344,8 @@ def local_folder(path: str | Path) -> Path:
             f"the folder of a checkpoint must be a path, but is of {type(path).__name__}: the state comes first, then "
             "the folder"
         )
+    if not os.fspath(path):
+        raise ArgumentError("the folder of a checkpoint must be a path, found an empty text")
     if is_address(path) or lost_address_hint(path):
         raise ArgumentError(f"the folder of a checkpoint must be on a file system, found an address: {str(path)!r}")
     return Path(path)

@@ -8,11 +8,11 @@ import os
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal, Self
-from weakref import WeakSet
 
 from trackbed.checkpoint.background.snapshot import Snapshot
 from trackbed.checkpoint.begin_save import AnySave
@@ -23,11 +23,12 @@ from trackbed.checkpoint.ranks import Meeting, Observer, Phases, Ranks, meet
 from trackbed.checkpointer.filled import filled
 from trackbed.checkpointer.groups import groups_of
 from trackbed.checkpointer.mirror import Mirror
+from trackbed.checkpointer.one_caller import OneCaller
 from trackbed.checkpointer.places import Places
 from trackbed.checkpointer.records import SaveRecord
 from trackbed.checkpointer.runs import AnyRun, LocalRun, run_in
-from trackbed.checkpointer.signals import SignalAgreement
-from trackbed.checkpointer.steps import DEFAULT_PATTERN, Keep, Retention, StepNames
+from trackbed.checkpointer.signals import SignalAgreement, check_signals
+from trackbed.checkpointer.steps import DEFAULT_PATTERN, MOST_STEP, Keep, Retention, StepNames
 from trackbed.checkpointer.writer import BackgroundSave, BackgroundWriter, WriterKind
 from trackbed.comm.rendezvous import Stopped, cause_of
 from trackbed.comm.store import StoreUnreachable
@@ -42,7 +43,9 @@ OnBusy = Literal["wait", "skip", "error"]
 OnFailure = Literal["raise", "warn"]
 SnapshotKind = Literal["copied", "deferred"]
 _END_SECONDS: Final = 5.0
-_open: Final["WeakSet[Checkpointer]"] = WeakSet()
+_SAVE, _LOAD = "save", "load"
+"""First items of what ranks exchange: a rank at another operation sends something else."""
+_open: Final["weakref.WeakSet[Checkpointer]"] = weakref.WeakSet()
 _closed_signals: Final[set[SignalAgreement]] = set()
 """Agreements that were closed, and whose threads may still run at the end of the program."""
 
@@ -77,7 +80,8 @@ class Checkpointer:
             states of optimizers later, before the next step of any optimizer. Optimizers count that have made a step
             before. Anything else that changes these goes into `with checkpointer.lock()`.
         max_bytes: most bytes of memory for the copies of this rank, which are taken in units of 2 MiB; None for as many
-            as they take. `save` waits until the rest is written, and `history` says how long.
+            as they take. `save` waits until the rest is written, and `history` says how long. Plain values, and plain
+            tensors that are stored with them, are serialised besides.
         mirror: second place of the checkpoints, a folder or an address of an object store: a thread copies committed
             ones there, the newest first. What the first place has lost is loaded from there. None for none.
         mirror_every: steps that it divides are copied to the mirror; None for all.
@@ -158,6 +162,9 @@ class Checkpointer:
         self._is_told = False
         """True once the log says that `save` waits for what does not fit into `max_bytes`."""
         self._is_closed = False
+        self._use = OneCaller(repr(self))
+        # A checkpointer that is dropped without `close` must not keep the folder from the next one.
+        weakref.finalize(self, _release, os.getpid(), self._run, self._mirror).atexit = False
         self._signals: SignalAgreement | None = None
         self._loading: set[int | None] = set()
         self._loaded: list[int] | None = None
@@ -207,7 +214,7 @@ class Checkpointer:
         if not verified:
             found = self.steps()
             return found[-1] if found else None
-        with meet("latest", self._calls) as meeting:
+        with self._use("latest"), meet("latest", self._calls) as meeting:
             for step in reversed(meeting.group.broadcast(self.steps())):
                 places = [str(place) for place in self._places.of_step(step)] if meeting.rank == 0 else []
                 for place in meeting.group.broadcast(places):
@@ -233,7 +240,7 @@ class Checkpointer:
         Raises:
             CheckpointError: on every rank: the state cannot be saved, or there is too little memory.
         """
-        with meet("prepare", self._calls) as meeting:
+        with self._use("prepare"), meet("prepare", self._calls) as meeting:
             self._check_open()
             self._wait_in(meeting)
             self._writer.prepare(state, meeting)
@@ -253,6 +260,10 @@ class Checkpointer:
             CheckpointError: on every rank, with the rank that failed and its message: the state cannot be saved, the
                 step is no number from 0 on, or not the same on all ranks, or the save before has failed.
         """
+        with self._use("save"):
+            return self._save(step, state, content_metadata)
+
+    def _save(self, step: int, state: dict[str, Any], content_metadata: dict[str, Any] | None) -> bool:
         start = time.perf_counter()
         record = SaveRecord(step)
         phases = Phases(self._observer_of(record))
@@ -322,7 +333,8 @@ class Checkpointer:
         With `snapshot="deferred"`, changes of parameters and of states of optimizers that no step of an optimizer
         makes belong into it.
         """
-        self._writer.wait_for_copies()
+        if not self._use.is_forked:
+            self._writer.wait_for_copies()
         yield
 
     def poll(self, step: int | None = None) -> bool:
@@ -341,6 +353,7 @@ class Checkpointer:
             ArgumentError: the step is missing.
             CheckpointError: the save has failed, on any rank.
         """
+        self._use.check("poll")
         self._conclude()
         for problem in [] if self._mirror is None else self._mirror.problems():
             logger.warning("%s", problem)
@@ -364,8 +377,10 @@ class Checkpointer:
         """
         if self._signals is not None:
             raise ArgumentError("save_on_signal: must be called once, but was called before")
-        with meet("save_on_signal", self._calls):
-            self._signals = SignalAgreement(self._threads.child("signals"), signals)
+        with self._use("save_on_signal"), meet("save_on_signal", self._calls):
+            self._check_open()
+            check_signals(signals)
+        self._signals = SignalAgreement(self._threads.child("signals"), signals)
 
     @property
     def received_signal(self) -> signal.Signals | None:
@@ -381,7 +396,8 @@ class Checkpointer:
         Raises:
             CheckpointError: it has failed, on any rank, or is still in flight.
         """
-        deadline = math.inf if timeout_seconds is None else time.monotonic() + timeout_seconds
+        self._use.check("wait")
+        deadline = math.inf if timeout_seconds is None else time.monotonic() + _checked_seconds(timeout_seconds)
         while self._writer.is_busy:
             if time.monotonic() > deadline:
                 raise CheckpointError(
@@ -400,9 +416,10 @@ class Checkpointer:
         Raises:
             CheckpointError: it has failed, on any rank. Or it is still in flight: then nothing is closed.
         """
-        if self._is_closed:
+        if self._is_closed or self._use.is_forked:
             return
-        deadline = math.inf if timeout_seconds is None else time.monotonic() + timeout_seconds
+        self._use.check("close")
+        deadline = math.inf if timeout_seconds is None else time.monotonic() + _checked_seconds(timeout_seconds)
         try:
             self.wait(timeout_seconds)
         finally:
@@ -417,11 +434,11 @@ class Checkpointer:
                 logger.warning("%s", problem)
         _open.discard(self)
         self._is_closed = True
+        self._run.release()
         self._writer.end()
         if self._signals is not None:
             self._signals.close()
             _closed_signals.add(self._signals)
-        self._run.release()
 
     def load(self, state: dict[str, Any], step: int | None = None) -> dict[str, Any] | None:
         """Collective over the ranks: loads a checkpoint; see `trackbed.load`.
@@ -466,15 +483,26 @@ class Checkpointer:
     @contextlib.contextmanager
     def _loading_step(self, step: int | None) -> Iterator[Path | str | None]:
         """Collective over the ranks: yields the folder of the step to load, which is not removed meanwhile."""
+        with self._use("load"), self._agreed_step(step) as found:
+            yield found
+
+    @contextlib.contextmanager
+    def _agreed_step(self, step: int | None) -> Iterator[Path | str | None]:
         found: list[Any] = [step, None, None]
         self._writer.wait_for_copies()
         try:
             with meet("load", self._calls) as meeting:
+                self._check_open()
+                if step is not None:
+                    _check_step(step)
                 if meeting.rank == 0:
                     found[1] = self.latest() if step is None else step
                     self._loading.add(found[1])  # before another rank hears of it
                     found[2] = None if found[1] is None else os.fspath(self.path(found[1]))
-                found[:] = meeting.group.broadcast(found)
+                offered = meeting.group.broadcast([_LOAD, *found])
+                if not isinstance(offered, list) or offered[:1] != [_LOAD]:
+                    raise CheckpointError("all ranks must load at the same time, but rank 0 is at another operation")
+                found[:] = offered[1:]
                 if found[0] != step:
                     raise CheckpointError(
                         f"step: must be the same on all ranks, but is {step} here and {found[0]} on rank 0"
@@ -495,13 +523,16 @@ class Checkpointer:
 
     def _may_begin(self, step: int, meeting: Meeting) -> bool:
         """Collective over the ranks: agrees on whether a save begins, after the end of the one before."""
-        of_ranks = meeting.group.all_gather([step, self._writer.is_busy])
-        for rank, (other, _) in enumerate(of_ranks):
+        of_ranks = meeting.group.all_gather([_SAVE, step, self._writer.is_busy])
+        for rank, found in enumerate(of_ranks):
+            if not isinstance(found, list) or found[:1] != [_SAVE]:
+                raise CheckpointError(f"all ranks must save at the same time, but rank {rank} is at another operation")
+            other = found[1]
             if other != step:
                 raise CheckpointError(
                     f"step: must be the same on all ranks, but is {step} here and {other} on rank {rank}"
                 )
-        if any(busy for _, busy in of_ranks) and self._on_busy != "wait":
+        if any(busy for _, _, busy in of_ranks) and self._on_busy != "wait":
             if self._on_busy == "error":
                 raise CheckpointError(
                     f"step {step}: must be saved after the end of the save before, which is in flight"
@@ -562,12 +593,21 @@ class Checkpointer:
                 self._run.remove(self._names.name(step))
         except (OSError, TrackbedError) as error:
             logger.warning("%s: earlier checkpoints must be removed, but: %s", self._run, error)
+        except Exception:
+            logger.exception("%s: earlier checkpoints must be removed, but keep raises", self._run)
 
     def _observer_of(self, record: SaveRecord) -> Observer:
         def observe(name: str, seconds: float) -> None:
             record.phases[name] = seconds
-            if self._observe is not None:
+            if self._observe is None:
+                return
+            self._use.thread = threading.get_ident()
+            try:
                 self._observe(name, seconds)
+            except Exception:  # which is no reason to lose a checkpoint
+                logger.exception("observe must raise nothing, but has, for the phase %r", name)
+            finally:
+                self._use.thread = None
 
         return observe
 
@@ -592,8 +632,31 @@ def _check_number(name: str, value: int | None) -> None:
 
 
 def _check_step(step: Any) -> None:
-    if isinstance(step, bool) or not isinstance(step, int) or step < 0:
-        raise ArgumentError(f"step must be an integer of at least 0, but is {step!r}")
+    if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step <= MOST_STEP:
+        raise ArgumentError(f"step must be an integer from 0 to {MOST_STEP}, but is {str(step)[:40]}")
+
+
+def _checked_seconds(seconds: Any) -> float:
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds >= 0:
+        raise ArgumentError(f"timeout_seconds: must be None or a number of at least 0, found {seconds!r}")
+    return seconds
+
+
+def _release(process: int, run: AnyRun, mirror: Mirror | None) -> None:
+    """Lets other jobs keep the folders."""
+    if os.getpid() == process:
+        run.release()
+        if mirror is not None:
+            mirror.run.release()
+
+
+def _forget_parent() -> None:
+    """Forgets the checkpointers of the process that this one was forked from, whose threads it does not have."""
+    _open.clear()
+    _closed_signals.clear()
+
+
+os.register_at_fork(after_in_child=_forget_parent)
 
 
 def _check_word(name: str, word: str, words: tuple[str, ...]) -> None:

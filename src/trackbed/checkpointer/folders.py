@@ -40,31 +40,54 @@ class FolderLock:
         if self._name in _locked:
             raise CheckpointError(f"{folder}: must be kept by one Checkpointer, but one of this process is open")
         # A lock of `lockf` belongs to the process alone; one of `flock` would live on in forked workers.
-        self._descriptor = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        try:
-            self._lock(folder)
-        except BaseException:
-            os.close(self._descriptor)
-            raise
+        self._descriptor = self._open(folder)
+        self._is_held = True
         _locked.add(self._name)
 
-    def _lock(self, folder: Path) -> None:
+    def _open(self, folder: Path) -> int:
+        descriptor = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
         try:
-            fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._lock(descriptor, folder)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return descriptor
+
+    def check(self, folder: Path) -> None:
+        """Takes the lock again, which the process has lost if it has closed the file, or the folder was removed.
+
+        Raises:
+            CheckpointError: another job has taken it meanwhile.
+            OSError: the file cannot be opened.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        self._lock(self._descriptor, folder)
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(self._descriptor), (folder / LOCK_NAME).lstat()):
+                return
+        found = self._open(folder)
+        os.close(self._descriptor)
+        self._descriptor = found
+
+    @staticmethod
+    def _lock(descriptor: int, folder: Path) -> None:
+        try:
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             if error.errno in (errno.EACCES, errno.EAGAIN):
-                holder = os.pread(self._descriptor, 256, 0).decode(errors="replace").strip() or "another process"
+                holder = os.pread(descriptor, 256, 0).decode(errors="replace").strip() or "another process"
                 raise CheckpointError(
                     f"{folder}: must be kept by one job, but {holder} keeps checkpoints in it"
                 ) from None
             if error.errno not in _NO_LOCKS:
                 raise
-        os.ftruncate(self._descriptor, 0)
-        os.pwrite(self._descriptor, f"process {os.getpid()} of {socket.gethostname()}\n".encode(), 0)
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"process {os.getpid()} of {socket.gethostname()}\n".encode(), 0)
 
     def release(self) -> None:
         """Lets another job keep the folder."""
-        if self._name in _locked:
+        if self._is_held:
+            self._is_held = False
             _locked.discard(self._name)
             os.close(self._descriptor)
 

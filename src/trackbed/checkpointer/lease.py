@@ -73,6 +73,8 @@ class Lease:
 
     def release(self) -> None:
         """Gives the lease back."""
+        if self._ended.is_set():
+            return
         self._ended.set()
         try:
             with self._lock:

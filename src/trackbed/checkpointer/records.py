@@ -9,7 +9,7 @@ class SaveRecord:
 
     step: int
     num_bytes: int = 0
-    """Bytes that this rank writes."""
+    """Bytes that this rank writes, without plain values and plain tensors beside them."""
     num_live_bytes: int = 0
     """Bytes, among these, that do not fit into `max_bytes`: `save` waited until they were written."""
     blocked_seconds: float = 0.0

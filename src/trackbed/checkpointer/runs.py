@@ -82,6 +82,8 @@ class LocalRun:
         """
         if not isinstance(save, LocalSave):
             raise ArgumentError(f"{self}: must be given a save into a folder, found {type(save).__name__}")
+        if self._lock is not None:
+            self._lock.check(self._folder)
         aside: list[Path] = []
 
         def rename(partial: Path, final: Path) -> None:

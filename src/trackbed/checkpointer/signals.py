@@ -28,6 +28,23 @@ class _ReceivedSignalError(Exception):
     pass
 
 
+def check_signals(signals: Sequence[Any]) -> None:
+    """Checks that signals can be handled.
+
+    Raises:
+        ArgumentError: one cannot, or this is not the main thread.
+    """
+    for number in signals:
+        try:
+            found = signal.Signals(number)
+        except ValueError:
+            raise ArgumentError(f"signals: must be signals such as SIGTERM, found {number!r}") from None
+        if found in (signal.SIGKILL, signal.SIGSTOP):
+            raise ArgumentError(f"signals: must be such that a program can handle them, found {found.name}")
+    if signals and threading.current_thread() is not threading.main_thread():
+        raise ArgumentError("signals: must be handled by the main thread of the process, but this is another one")
+
+
 class SignalAgreement:
     """Agreement of the ranks on the step at which they act on a signal.
 
@@ -36,7 +53,7 @@ class SignalAgreement:
         signals: signals that are handled; none where others call `ask`.
 
     Raises:
-        ArgumentError: there is a signal that cannot be handled, or this is not the main thread.
+        ArgumentError: see `check_signals`.
     """
 
     def __init__(self, group: Group, signals: Sequence[int] = ()) -> None:
@@ -53,12 +70,9 @@ class SignalAgreement:
         self.received: signal.Signals | None = None
         """Signal of the step at which this rank was last told to act."""
         self._handlers: dict[int, Any] = {}
-        try:
-            for number in signals:
-                self._handlers[number] = signal.signal(number, self._handle)
-        except (ValueError, OSError) as error:
-            self._restore()
-            raise ArgumentError(f"signals: must be handled by the main thread of the process, but: {error}") from error
+        check_signals(signals)
+        for number in signals:
+            self._handlers[number] = signal.signal(number, self._handle)
         self._thread = call_on_thread(self._run, "trackbed signals") if group.size > 1 else None
 
     def ask(self, number: int = signal.SIGTERM) -> None:
@@ -111,6 +125,9 @@ class SignalAgreement:
         self.ask(number)
 
     def _restore(self) -> None:
+        if self._handlers and threading.current_thread() is not threading.main_thread():
+            logger.warning("handlers of signals stay as they are, since only the main thread can restore them")
+            return
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
         self._handlers.clear()

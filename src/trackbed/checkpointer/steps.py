@@ -10,6 +10,12 @@ from trackbed.checkpoint.format.dcp_metadata import DCP_METADATA
 from trackbed.errors import ArgumentError
 
 DEFAULT_PATTERN: Final = "step-{step:07d}"
+MOST_STEP: Final = (1 << 63) - 1
+_MOST_DIGITS: Final = 200
+_EXAMPLES: Final = (0, 7, 10, 255, 1000, 12_345_678, MOST_STEP)
+"""Steps whose names are tried."""
+_MOST_NAME_BYTES: Final = 180
+"""Bytes of a name, to which the names of partial folders add some."""
 Keep = Collection[int] | Callable[[int], bool]
 
 
@@ -23,6 +29,15 @@ class Retention:
     """Steps that it divides are kept, too; None for none."""
     keep: Keep
     """Further steps, or a function that is true for them."""
+
+    def __post_init__(self) -> None:
+        """Checks `keep`.
+
+        Raises:
+            ArgumentError: it is neither a function nor a collection of steps.
+        """
+        if not callable(self.keep) and (isinstance(self.keep, str | bytes) or not isinstance(self.keep, Collection)):
+            raise ArgumentError(f"keep: must be a set of steps, or a function of a step, found {self.keep!r}")
 
     def steps_to_remove(self, steps: Iterable[int], in_use: Collection[int | None]) -> list[int]:
         """Steps that are not kept; see the function of this name."""
@@ -43,13 +58,24 @@ class StepNames:
         Raises:
             ArgumentError: the names of steps could not be told apart, or are no names of folders.
         """
+        if not isinstance(self.pattern, str):
+            raise ArgumentError(f"pattern: must be like {DEFAULT_PATTERN!r}, found {self.pattern!r}")
         try:
-            names = {self.pattern.format(step=step) for step in (0, 7, 12_345_678)}
-        except (KeyError, IndexError, ValueError) as error:
+            names = {step: self.name(step) for step in _EXAMPLES}
+        except (KeyError, IndexError, ValueError, AttributeError) as error:
             raise ArgumentError(f"pattern: must be like {DEFAULT_PATTERN!r}, found {self.pattern!r}: {error}") from None
-        if len(names) < 3 or any("/" in name or name.startswith(("partial.", ".")) for name in names):
+        is_wrong = any(
+            not name.isprintable()
+            or "/" in name
+            or name.startswith(("partial.", "."))
+            or len(name.encode()) > _MOST_NAME_BYTES
+            or self.step_of(name) != step
+            for step, name in names.items()
+        )
+        if is_wrong:
             raise ArgumentError(
-                f"pattern: must name a folder by its step, as {DEFAULT_PATTERN!r}, found {self.pattern!r}"
+                f"pattern: must name a folder by the decimal digits of its step, as {DEFAULT_PATTERN!r}, found "
+                f"{self.pattern!r}"
             )
 
     def name(self, step: int) -> str:
@@ -66,8 +92,8 @@ class StepNames:
         >>> StepNames().step_of("step-0000100"), StepNames().step_of("partial.step-0000100")
         (100, None)
         """
-        for digits in re.findall(r"\d+", name):
-            if self.name(int(digits)) == name:
+        for digits in re.findall(r"[0-9]+", name):
+            if len(digits) <= _MOST_DIGITS and int(digits) <= MOST_STEP and self.name(int(digits)) == name:
                 return int(digits)
         return None
 

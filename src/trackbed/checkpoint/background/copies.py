@@ -86,7 +86,8 @@ class LaterCopies:
     """Copies of parameters and states of optimizers, which a thread makes after the snapshot was taken.
 
     The next step of any optimizer waits for them. What is changed by anything else before it is copied is found out by
-    torch's count of changes.
+    torch's count of changes. It grows once a change has been made, so it is looked at after each copy, and again before
+    the next step, in the program's thread, or at the end of the save.
     """
 
     def __init__(self) -> None:
@@ -95,7 +96,9 @@ class LaterCopies:
         self._starts = [start for start, _ in self._ranges]
         self._versions: list[tuple[torch.Tensor, int]] = []
         self._is_over = threading.Event()
-        self._is_ordered = False
+        self._changed: torch.Size | None = None
+        """Shape of a tensor that was changed too early."""
+        self._lock = threading.Lock()
         _pending.add(self)
 
     def takes(self, source: torch.Tensor) -> bool:
@@ -120,22 +123,43 @@ class LaterCopies:
         """
         try:
             self._copies.finish(poll)
-            for source, version in self._versions:
-                is_ordered = self._is_ordered and is_on_gpu(source.device)
-                if source._version != version and not is_ordered:
-                    raise CheckpointError(
-                        f"snapshot: a parameter or state of shape {list(source.shape)} must be changed by steps of "
-                        "optimizers alone, but was before it was copied: change it in `with checkpointer.lock()`"
-                    )
+            self.check()
         finally:
-            self.end()
+            self._is_over.set()
+            self._copies = Copies()
+
+    def check(self) -> None:
+        """Checks that nothing has been changed before it was copied, as far as it can be known now.
+
+        Raises:
+            CheckpointError: something was.
+        """
+        with self._lock:
+            self._look()
+        if self._changed is not None:
+            raise CheckpointError(
+                f"snapshot: a parameter or state of shape {list(self._changed)} must be changed by steps of optimizers "
+                "alone, but was before it was copied: change it in `with checkpointer.lock()`"
+            )
+
+    def _look(self) -> None:
+        for source, version in self._versions:
+            if source._version != version:
+                self._changed = source.shape
 
     def wait(self) -> None:
-        """Waits until nothing is copied any more; for copies from GPUs, the streams wait."""
-        self._is_ordered = True
-        self._copies.order_streams()
-        while self._copies.is_on_host and not self._is_over.wait(_POLL_SECONDS):
+        """Waits until nothing is copied any more; for copies from GPUs, the streams wait. Called before each change."""
+        copies = self._copies
+        copies.order_streams()
+        with self._lock:
+            self._look()
+            if not copies.is_on_host:
+                self._versions = []
+        while copies.is_on_host and not self._is_over.wait(_POLL_SECONDS):
             pass
+        with self._lock:
+            self._look()
+            self._versions = []  # what changes from now on is not in the copies
 
     def abandon(self) -> None:
         """Makes no copies, where none was made."""
@@ -146,7 +170,8 @@ class LaterCopies:
         """Ends all waits: the copies are made, or will not be."""
         self._is_over.set()
         _pending.discard(self)
-        self._copies, self._versions = Copies(), []  # which keep the tensors
+        with self._lock:
+            self._copies, self._versions = Copies(), []  # which keep the tensors
 
 
 def num_copying_threads() -> int:
@@ -182,6 +207,9 @@ def watch_optimizers() -> None:
     """Has steps of all optimizers of torch wait for later copies, and learns which optimizers there are."""
     if not _hooks:
         _hooks.append(register_optimizer_step_pre_hook(_before_step))
+
+
+os.register_at_fork(after_in_child=_pending.clear)  # no thread of this process makes the copies of its parent
 
 
 def _before_step(optimizer: torch.optim.Optimizer, arguments: Any, options: Any) -> None:

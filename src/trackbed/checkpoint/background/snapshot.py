@@ -43,7 +43,7 @@ class Snapshot:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that the rank writes."""
+        """Bytes that the rank writes, without plain values."""
         return sum(map(_size_of, self.live + self.values))
 
     @property
@@ -202,6 +202,8 @@ def write_snapshot(
             if snapshot.values or not written:
                 num_files = sum(len(one.files) for one in written)
                 written.append(write(save.target(meeting.rank, 0, num_files=num_files), snapshot.values, meeting.poll))
+        if snapshot.later is not None:
+            snapshot.later.check()
         with phases("collect"):
             written_by_rank = collect_in(save, meeting, WrittenFiles.join(written))
         with phases("commit"):

@@ -6,6 +6,7 @@ never gives a folder its name. It ends with the program: when its connection is 
 
 import mmap
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -30,6 +31,8 @@ _POLL_SECONDS: Final = 0.05
 _BEAT_SECONDS: Final = 0.5
 _END_SECONDS: Final = 5.0
 _MOST_SILENT_SECONDS: Final = 600.0
+_IGNORED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_PROGRAM: Final = f"import sys; sys.path[:] = sys.argv[4:]; from {__name__} import main; main()"
 
 _Item = tuple[str, tuple[int, ...], int] | bytes
 """Type, shape and first byte of a tensor in the memory; or the bytes of an object."""
@@ -75,8 +78,15 @@ class WriterProcess:
         our_descriptors, their_descriptors = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with theirs, their_descriptors:
             numbers = [theirs.fileno(), their_descriptors.fileno()]
-            command = [sys.executable, "-m", __name__, *map(str, numbers), str(os.getpid())]
-            process = subprocess.Popen(command, pass_fds=numbers, stdin=subprocess.DEVNULL)
+            # `-P`, and the path of this process: a module of the working directory must not take the place of another.
+            arguments = [*map(str, numbers), str(os.getpid()), *sys.path]
+            command = [sys.executable, "-P", "-c", _PROGRAM, *arguments]
+            # Signals to all processes of a job, such as SIGTERM, are for the program, which may save because of them.
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, _IGNORED)
+            try:
+                process = subprocess.Popen(command, pass_fds=numbers, stdin=subprocess.DEVNULL)
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
         self._running = _Running(process, Connection(ours.detach()), our_descriptors)
 
     def write(
@@ -238,12 +248,11 @@ class _Beats:
 
 
 def main() -> None:
-    """Runs the process: `python -m trackbed.checkpoint.background.writer_process CONNECTION DESCRIPTORS PARENT`."""
-    first, second, parent = map(int, sys.argv[1:])
+    """Runs the process, whose arguments are two descriptors and the number of its parent."""
+    for number in _IGNORED:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _IGNORED)
+    first, second, parent = map(int, sys.argv[1:4])
     torch.set_num_threads(1)
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):
         _serve(Connection(first), socket.socket(fileno=second), parent)
-
-
-if __name__ == "__main__":
-    main()

@@ -235,6 +235,7 @@ def _wait_for_threads() -> None:
 
 
 getattr(threading, "_register_atexit", atexit.register)(_wait_for_threads)
+os.register_at_fork(after_in_child=_open_queues.clear)  # whose threads a forked process does not have
 
 
 _DONE = b"+"
