@@ -14,7 +14,14 @@ from hypothesis import HealthCheck, is_hypothesis_test, settings
 
 from tests.support.files.indexed_pair import Pair
 from tests.support.stores.ceph import ceph_bucket, ceph_endpoint  # noqa: F401 - fixtures for all folders
-from tests.support.stores.servers import bucket, deaf_store, moto_endpoint, proxy, web_server  # noqa: F401 - fixtures for all folders
+from tests.support.stores.servers import (  # noqa: F401 - fixtures for all folders
+    any_bucket,
+    bucket,
+    deaf_store,
+    moto_endpoint,
+    proxy,
+    web_server,
+)
 
 # torch looks up the name of every address for its messages, and waits for name servers that do not answer. The C
 # library reads this once, at its first look-up: names of `/etc/hosts` are found, others are not asked for.

@@ -26,6 +26,12 @@ from trackbed.errors import CheckpointError, StoreError
 from trackbed.files.publish import own_writer
 
 
+@pytest.fixture
+def bucket(any_bucket):
+    """A new bucket, of moto's server and in the full tier of Ceph's."""
+    return any_bucket
+
+
 def rows_of(rank, num_rows=10_000):
     """Numbers of a rank."""
     return torch.rand((num_rows, 4), generator=torch.Generator().manual_seed(rank))

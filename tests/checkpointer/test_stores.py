@@ -23,6 +23,12 @@ from trackbed.files.publish import own_writer
 from trackbed.files.stores import parse_address
 
 
+@pytest.fixture
+def bucket(any_bucket):
+    """A new bucket, of moto's server and in the full tier of Ceph's."""
+    return any_bucket
+
+
 def names_in(bucket, folder):
     """Names directly in a folder of a bucket."""
     keys = list(bucket.keys())

@@ -71,6 +71,7 @@ def test_a_writer_that_fails_is_named_and_the_next_save_is_whole(how, checkpoint
         os.kill(pid, signal.SIGKILL)
         message = f"save of step 2 has failed: save: .*writer process {pid}: must write, but was ended by signal 9"
     else:
+        time.sleep(0.3)  # the thread has looked at the folder, and waits for the process
         partials(tmp_path)[0].rmdir()
         os.kill(pid, signal.SIGCONT)
         message = f"save of step 2 has failed: save: .*writer process {pid}: FileNotFoundError: "
@@ -156,3 +157,22 @@ def test_memory_that_is_replaced_by_other_memory_of_the_same_size_is_mapped_agai
     checkpointer.wait()
     assert slab.num_bytes == num_bytes
     assert value_of(checkpointer.path(2)) == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_signals_to_all_processes_of_a_job_do_not_end_the_writer(number, checkpointer):
+    pid = checkpointer._writer.process.pid
+    for step in (2, 3):
+        os.kill(pid, number)
+        checkpointer.save(step, state_of(SOLO, step))
+        checkpointer.wait()
+        assert value_of(checkpointer.path(step)) == step
+    assert checkpointer._writer.process.pid == pid
+
+
+def test_a_module_of_the_working_directory_is_not_taken_for_another(tmp_path, monkeypatch):
+    (tmp_path / "inspect.py").write_text("raise SystemExit(3)")
+    monkeypatch.chdir(tmp_path)
+    with Checkpointer(tmp_path / "run", writer="process", group=SOLO) as checkpointer:
+        checkpointer.save(1, state_of(SOLO, 1))
+    assert value_of(tmp_path / "run" / "step-0000001") == 1

@@ -169,7 +169,8 @@ class StorageWriter(_OfFolder, storage.StorageWriter):
         """
         try:
             return staged(state_dict, _slabs)
-        except (TrackbedError, RuntimeError, TypeError, ValueError, AttributeError, OSError, MemoryError) as error:
+        except Exception as error:
+            logger.debug("the state must be copied, but cannot be", exc_info=True)
             self._not_staged = f"the state must be copied, but: {type(error).__name__}: {error}"
             return {_NOT_STAGED: None}
 

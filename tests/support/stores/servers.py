@@ -123,6 +123,14 @@ def bucket(moto_endpoint, monkeypatch):
     return S3Bucket(moto_endpoint)
 
 
+@pytest.fixture(params=["moto", pytest.param("ceph", marks=pytest.mark.slow)])
+def any_bucket(request, monkeypatch):
+    """A new bucket of each kind of server, which the environment names."""
+    endpoint = request.getfixturevalue(f"{request.param}_endpoint")
+    use_endpoint(monkeypatch, endpoint)
+    return S3Bucket(endpoint)
+
+
 class Proxy:
     """Passes requests on to a server, and changes some of the answers.
 
