@@ -1,10 +1,15 @@
 """Checkpoints in an object store: a save is the checkpoint or nothing, and what it leaves behind is found."""
 
 import contextlib
+import json
 import logging
+import os
+import subprocess
+import sys
 import threading
 from functools import partial
 from operator import methodcaller
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +17,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from click.testing import CliRunner
 
+from tests.support import ROOT
 from trackbed import sharded_state
 from trackbed.checkpoint import ShardedObject, ShardedTensor, latest_checkpoint, load, open_checkpoint, save
 from trackbed.checkpoint.damage import find_damage
@@ -359,3 +365,18 @@ def test_the_command_line_takes_addresses(bucket, tmp_path):
     name = next(key for key in list(bucket.keys()) if key.endswith("__0_0.distcp"))
     bucket.put(name, b"1")
     assert "__0_0.distcp: must have" in call("verify", address, status=1)
+
+
+@pytest.mark.parametrize("count", [15, pytest.param(500, marks=pytest.mark.slow)])
+def test_whatever_happens_the_checkpoint_is_the_one_before_or_a_new_one(count, moto_endpoint, request):
+    endpoint = moto_endpoint if count < 100 else request.getfixturevalue("ceph_endpoint")
+    script = Path(__file__).parent / "stored_faults.py"
+    command = [sys.executable, "-W", "ignore", str(script), endpoint, str(count), "1"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    found = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=60 + 5 * count, check=False
+    )
+    assert found.returncode == 0, found.stderr
+    problems, kinds = json.loads(found.stdout)
+    assert problems == []
+    assert sum(kinds.values()) == count

@@ -322,7 +322,7 @@ def test_options_are_checked(options, message, tmp_path):
 
 def test_ranks_must_agree(tmp_path):
     def run(group):
-        with pytest.raises(CheckpointError, match="Checkpointer: must be the same on every rank"):
+        with pytest.raises(CheckpointError, match="folder: must be the same on all ranks"):
             Checkpointer(tmp_path / str(group.rank), group=group)
         with pytest.raises(CheckpointError, match="rank 1: ArgumentError: keep_last: must be"):
             Checkpointer(tmp_path, keep_last=group.rank + 1 if group.rank == 0 else 0, group=group)
@@ -465,3 +465,30 @@ def test_fewer_checkpoints_than_are_to_be_kept_are_all_kept(tmp_path):
             checkpointer.save(step, state_of(SOLO, step))
             checkpointer.wait()
             assert checkpointer.steps() == list(range(max(0, step - 4), step + 1))
+
+
+def test_where_no_checkpoint_is_whole_the_run_begins_anew_and_damaged_ones_are_not_the_newest(tmp_path):
+    with Checkpointer(tmp_path, keep_last=2, group=SOLO) as checkpointer:
+        for step in (40, 50):
+            checkpointer.save(step, state_of(SOLO, step))
+    for path in tmp_path.glob("step-*/__0_0.distcp"):
+        path.write_bytes(path.read_bytes()[:-1])
+    with Checkpointer(tmp_path, keep_last=2, group=SOLO) as checkpointer:
+        assert checkpointer.latest(verified=True) is None
+        for step in (10, 20, 30):
+            checkpointer.save(step, state_of(SOLO, step))
+        checkpointer.wait()
+        assert checkpointer.steps() == [20, 30]
+        assert checkpointer.latest(verified=True) == 30
+    assert len(list(tmp_path.glob("*.superseded"))) == 2
+
+
+def test_all_ranks_find_the_same_steps_once_they_have_closed(tmp_path):
+    def run(group):
+        with Checkpointer(tmp_path, keep_last=1, group=group) as checkpointer:
+            for step in range(20):
+                checkpointer.save(step, state_of(group, step))
+                checkpointer.wait()
+                assert checkpointer.steps() == [step]
+
+    run_ranks(3, run)

@@ -144,7 +144,7 @@ def test_other_patterns_are_read_back(pattern, tmp_path):
 
 @pytest.mark.parametrize("keep", [None, 3, "12", iter([1])])
 def test_what_is_to_be_kept_is_checked_at_once(keep, tmp_path):
-    with pytest.raises(ArgumentError, match="keep: must be a set of steps, or a function"):
+    with pytest.raises(CheckpointError, match="keep: must be a set of steps, or a function"):
         Checkpointer(tmp_path, keep=keep, keep_last=1, group=SOLO)
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from trackbed.checkpoint.folder import CheckpointFolder, any_folder, open_folder
+from trackbed.checkpoint.folder import CheckpointFolder, any_folder, open_folder, replacement
 from trackbed.checkpoint.format.catalogue import Catalogue
 from trackbed.checkpoint.format.config_file import CONFIG_NAME, read_config
 from trackbed.checkpoint.format.dcp_metadata import DCP_METADATA, decode_metadata
@@ -43,6 +43,16 @@ def find_damage(
     except CheckpointError as error:
         yield str(error)
         return
+    for problem in _problems(opened, progress, share):
+        change = None if opened.side is None else replacement(opened.path, opened.side)
+        if change is not None:
+            yield f"{path}: must be the checkpoint that was opened, but has been {change} since: verify it again"
+            return
+        yield problem
+
+
+def _problems(opened: CheckpointFolder, progress: Callable[[int], None], share: tuple[int, int]) -> Iterator[str]:
+    number, count = share
     if opened.side is not None:
         yield from _of_files(opened, opened.side, progress, share)
     else:

@@ -218,7 +218,7 @@ def _check_sizes(path: AnyFolder, side: SideFile) -> None:
     """Checks that all files are there, as long as the side file says."""
     if isinstance(path, StoredFolder):
         path.look_at(side.files)
-    with naming_other_programs(path, side):
+    with naming_folder(path), naming_other_programs(path, side):
         for name, stored in side.files.items():
             check_size(path, name, stored.num_bytes)
 
@@ -373,17 +373,27 @@ def naming_replacement(path: AnyFolder, side: SideFile | None) -> Iterator[None]
         yield
     except CheckpointError as error:
         # After the error, not before the read: the folder can be replaced between a look and a read.
-        found = None if side is None else _replacement(path, side)
+        found = None if side is None else replacement(path, side)
         if found is None:
-            if str(path) in str(error) or type(error) is not CheckpointError:
+            with naming_folder(path):
                 raise
-            raise CheckpointError(f"{path}: {error}") from error
         raise CheckpointError(
             f"{path}: must be the checkpoint that was opened, but has been {found} since: open it again"
         ) from error
 
 
-def _replacement(path: AnyFolder, side: SideFile) -> str | None:
+@contextmanager
+def naming_folder(path: AnyFolder) -> Iterator[None]:
+    """Has errors name a folder."""
+    try:
+        yield
+    except CheckpointError as error:
+        if str(path) in str(error) or type(error) is not CheckpointError:
+            raise
+        raise CheckpointError(f"{path}: {error}") from error
+
+
+def replacement(path: AnyFolder, side: SideFile) -> str | None:
     """Says how a checkpoint has changed since it was opened; None if it has not."""
     if isinstance(path, StoredFolder):
         return path.replacement()

@@ -133,10 +133,10 @@ class Checkpointer:
             self._run = run_in(folder)
             self._names = StepNames(pattern)
             second = None if mirror is None else _mirror_run(self._run, mirror)
-            options = [str(self._run), keep_last, keep_every, on_busy, on_failure, writer, snapshot, pattern]
-            options += [str(second), mirror_every, mirror_keep_last]
-            meeting.group.agree("Checkpointer", options)
-        self._retention = Retention(keep_last, keep_every, keep)
+            self._retention = Retention(keep_last, keep_every, keep)
+            options = {"folder": str(self._run), "on_busy": on_busy, "on_failure": on_failure, "writer": writer}
+            options |= {"snapshot": snapshot, "mirror": str(second), "pattern": pattern}
+            _check_alike(meeting, {**options, **numbers, "max_bytes": None})
         self._on_busy, self._on_failure = on_busy, on_failure
         self._observe = observe
         self._calls, threads = groups_of(group)
@@ -206,7 +206,8 @@ class Checkpointer:
 
         Args:
             verified: True for the highest step whose checkpoint is whole. This is collective over the ranks, which
-                share the reading of every byte, and return the same step. Those that are passed over are logged.
+                share the reading of every byte, and return the same step. Those that are passed over are logged; if
+                none is whole, the next commit sets them aside.
 
         Raises:
             CheckpointError: with `verified`, on every rank: a rank has failed.
@@ -214,6 +215,7 @@ class Checkpointer:
         if not verified:
             found = self.steps()
             return found[-1] if found else None
+        passed_over = False
         with self._use("latest"), meet("latest", self._calls) as meeting:
             for step in reversed(meeting.group.broadcast(self.steps())):
                 places = [str(place) for place in self._places.of_step(step)] if meeting.rank == 0 else []
@@ -225,14 +227,18 @@ class Checkpointer:
                     if not problems:
                         self._places.note_whole(step, place if is_address(place) else Path(place))
                         return int(step)
+                    passed_over = True
                     if meeting.rank == 0:
                         logger.warning("%s: is passed over, because it is not whole: %s", place, problems[0])
+        if passed_over:
+            self._loaded = [-1]  # the run begins anew, and what is damaged must not count as the newest
         return None
 
     def prepare(self, state: dict[str, Any]) -> None:
         """Collective over the ranks: makes the plan of saves of such a state, and takes the memory for its copies.
 
-        The first save is as fast as later ones then.
+        The first save of such a state is as fast as later ones then. States of optimizers are made by their first step,
+        so call it after that, or after a load.
 
         Args:
             state: state as for `save`.
@@ -283,8 +289,6 @@ class Checkpointer:
                 self._places.note_saved(step)
                 if self._mirror is not None:
                     self._mirror.committed(record, loaded)
-                if self._rank == 0:
-                    self._remove_old(step)
 
         def commit(save: AnySave, described: Described) -> None:
             self._commit(save, described, step, loaded)
@@ -343,7 +347,7 @@ class Checkpointer:
         Not collective. It waits only while the threads of all ranks agree on the step after a signal.
 
         Args:
-            step: step that the program has made, higher than in the calls before. Needed after `save_on_signal`.
+            step: step that the program has made. Needed after `save_on_signal`.
 
         Returns:
             True if the program is to save now, and to end if it wants: after a signal to any rank, at one step, the
@@ -579,10 +583,11 @@ class Checkpointer:
             self._loaded = None
         if aside and loaded is not None:
             logger.warning(
-                "step %d was loaded, so later checkpoints have other names now: %s",
-                loaded[0],
+                "%s, so later checkpoints have other names now: %s",
+                f"step {loaded[0]} was loaded" if loaded[0] >= 0 else "no checkpoint was whole",
                 ", ".join(map(str, aside)),
             )
+        self._remove_old(step)  # before the other ranks hear of the commit, so that all find the same steps
 
     def _remove_old(self, newest: int) -> None:
         """Removes the checkpoints that are not to be kept. One that cannot be removed is no reason to fail."""
@@ -626,6 +631,17 @@ def _mirror_run(run: AnyRun, mirror: str | Path) -> AnyRun:
     return found
 
 
+def _check_alike(meeting: Meeting, options: dict[str, Any]) -> None:
+    """Collective over the ranks: checks that all have the same options."""
+    for rank, others in enumerate(meeting.group.all_gather(options)):
+        for name, value in options.items():
+            if others.get(name) != value:
+                raise ArgumentError(
+                    f"{name}: must be the same on all ranks, but is {value!r} here and {others.get(name)!r} on rank "
+                    f"{rank}"
+                )
+
+
 def _check_number(name: str, value: int | None) -> None:
     if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
         raise ArgumentError(f"{name}: must be None or an integer of at least 1, found {value!r}")
@@ -633,7 +649,8 @@ def _check_number(name: str, value: int | None) -> None:
 
 def _check_step(step: Any) -> None:
     if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step <= MOST_STEP:
-        raise ArgumentError(f"step must be an integer from 0 to {MOST_STEP}, but is {str(step)[:40]}")
+        found = step if type(step) is int else f"of {type(step).__name__}"
+        raise ArgumentError(f"step must be an integer from 0 to {MOST_STEP}, but is {found}")
 
 
 def _checked_seconds(seconds: Any) -> float:

@@ -96,6 +96,8 @@ class BackgroundWriter:
     def prepare(self, state: dict[str, Any], meeting: Meeting) -> None:
         """Collective over the ranks: makes the plan of saves of a state, and takes the memory for its copies."""
         reserve_for(state, self._slab, meeting, max_bytes=self._max_bytes)
+        if self.process is not None:
+            self.process.wait_until_ready(meeting.poll)
 
     def take(self, state: dict[str, Any], meeting: Meeting, phases: Phases, content: dict[str, Any]) -> Snapshot:
         """Collective over the ranks: takes a snapshot of a state, after the end of the save before.

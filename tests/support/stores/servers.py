@@ -140,7 +140,7 @@ class Proxy:
     Attributes:
         faults: changes of the next answers, one per request and None for no change: a status; "reset", "reset body",
             "stall", "stall body", "cut", "overlong"; "lost answer"; "range", an answer to another range than asked for;
-            "tag", another ETag.
+            "tag", another ETag; "late listing", a listing without objects.
         delay_seconds: time before each answer.
         stall_seconds: length of a stall.
         log: method, key with its bucket, and Range of each request.
@@ -194,7 +194,10 @@ class Proxy:
                 self.upstream.request(self.command, self.path, body, headers)
                 found = self.upstream.getresponse()
                 fields = {name.title(): value for name, value in found.getheaders()}
-                return found.status, fields, found.read()
+                content = found.read()
+                if fault == "late listing" and "list-type" in self.path:
+                    content = re.sub(rb"<Contents>.*?</Contents>", b"", content, flags=re.DOTALL)
+                return found.status, fields, content
 
             def give(self, status, fields, body, fault):
                 fields = {

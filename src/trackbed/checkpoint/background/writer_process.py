@@ -32,6 +32,7 @@ _BEAT_SECONDS: Final = 0.5
 _END_SECONDS: Final = 5.0
 _MOST_SILENT_SECONDS: Final = 600.0
 _IGNORED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_READY: Final = "ready"
 _PROGRAM: Final = f"import sys; sys.path[:] = sys.argv[4:]; from {__name__} import main; main()"
 
 _Item = tuple[str, tuple[int, ...], int] | bytes
@@ -88,6 +89,29 @@ class WriterProcess:
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
         self._running = _Running(process, Connection(ours.detach()), our_descriptors)
+
+    def wait_until_ready(self, poll: Callable[[], None]) -> None:
+        """Waits until the process has imported what it needs.
+
+        Args:
+            poll: called again and again; may raise to end the wait.
+
+        Raises:
+            CheckpointError: it has ended, or gives no sign of life.
+            OSError: it cannot be started.
+        """
+        self.start()
+        running = self._running
+        if running is None:
+            return
+        try:
+            running.connection.send(_READY)
+            self._answer(running, poll)
+        except (OSError, EOFError) as error:
+            raise CheckpointError(self._how_it_ended(running, error)) from error
+        except BaseException:
+            self._cancel(running)
+            raise
 
     def write(
         self,
@@ -200,6 +224,9 @@ def _serve(connection: Connection, descriptors: socket.socket, parent: int) -> N
         request = connection.recv()
         if request is None:  # of a save that has ended meanwhile
             connection.send(("cancelled", ""))
+            continue
+        if request == _READY:
+            connection.send(("written", b""))
             continue
         target, direct, serial, num_bytes, items = request
         if serial != mapped:
