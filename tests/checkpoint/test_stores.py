@@ -19,17 +19,26 @@ from click.testing import CliRunner
 
 from tests.support import ROOT
 from trackbed import sharded_state
-from trackbed.checkpoint import ShardedObject, ShardedTensor, latest_checkpoint, load, open_checkpoint, save
+from trackbed.checkpoint import (
+    ShardedObject,
+    ShardedTensor,
+    latest_checkpoint,
+    load,
+    open_checkpoint,
+    save,
+    stored_save,
+)
 from trackbed.checkpoint.damage import find_damage
 from trackbed.checkpoint.dcp import StorageReader, StorageWriter
 from trackbed.checkpoint.format.marker import MARKER_NAME, Marker, UnfinishedSave
 from trackbed.checkpoint.io import object_writer
 from trackbed.checkpoint.io.stored_folder import StoredFolder
+from trackbed.checkpoint.leftovers import find_leftovers
 from trackbed.checkpoint.stored_save import change_marker
 from trackbed.cli.main import trackbed
 from trackbed.comm import SOLO, run_ranks
 from trackbed.errors import CheckpointError, StoreError
-from trackbed.files.publish import own_writer
+from trackbed.files.publish import Writer, own_writer
 
 
 @pytest.fixture
@@ -266,8 +275,6 @@ def test_a_marker_with_a_file_elsewhere_is_refused(name):
 
 
 def test_a_store_without_conditional_writes_is_named_at_the_first_save(bucket, monkeypatch):
-    from trackbed.checkpoint import stored_save
-
     monkeypatch.setattr(stored_save, "_checked", set())
     put_if = stored_save.stores.put_if
 
@@ -380,3 +387,24 @@ def test_whatever_happens_the_checkpoint_is_the_one_before_or_a_new_one(count, m
     problems, kinds = json.loads(found.stdout)
     assert problems == []
     assert sum(kinds.values()) == count
+
+
+@pytest.mark.parametrize("call", [load, open_checkpoint, partial(save, {"step": 1})])
+def test_a_bucket_that_is_not_there_is_named(call, bucket):
+    with pytest.raises((CheckpointError, StoreError), match="s3://no-such-bucket-here: the bucket must be there"):
+        call("s3://no-such-bucket-here/step-1")
+
+
+def test_a_save_that_has_just_begun_is_not_taken_for_dead(bucket, monkeypatch):
+    monkeypatch.setattr(stored_save, "_checked", set())
+    put_if, states = stored_save.stores.put_if, []
+
+    def put_and_look(address, raw, expected):
+        found = put_if(address, raw, expected)
+        if address.text.endswith("trackbed.probe"):
+            states.extend(one.state for one in find_leftovers(bucket.text("run")))
+        return found
+
+    monkeypatch.setattr(stored_save.stores, "put_if", put_and_look)
+    save({"step": 1}, bucket.text("run/step-1"))
+    assert set(states) == {Writer.living}

@@ -159,10 +159,51 @@ def test_the_mirror_follows_a_run_that_has_gone_back(mirror, tmp_path):
 
 
 def test_places_that_cannot_be_a_mirror_are_refused(tmp_path, bucket):
-    for folder, second in ((tmp_path, tmp_path), (bucket.text("a"), tmp_path)):
+    (tmp_path / "link").symlink_to(tmp_path)
+    for folder, second in (
+        (tmp_path, tmp_path),
+        (tmp_path, tmp_path / "link"),
+        (tmp_path, tmp_path / "step-0000007"),
+        (tmp_path / "run", f"{tmp_path}/"),
+        (bucket.text("a"), tmp_path),
+    ):
         with pytest.raises((ArgumentError, CheckpointError), match="mirror: "):
             Checkpointer(folder, mirror=second, group=SOLO)
     with Checkpointer(tmp_path / "a", mirror=bucket.text("mirror"), group=SOLO):
         with pytest.raises(CheckpointError, match="must be kept by one job"):
             Checkpointer(tmp_path / "b", mirror=bucket.text("mirror"), group=SOLO)
         assert saves_in(bucket, "mirror") <= {LEASE_NAME}
+
+
+def test_a_job_starts_while_its_mirror_is_down_and_is_as_fast_as_without(tmp_path, bucket, proxy, monkeypatch, caplog):
+    monkeypatch.setenv("TRACKBED_STORE_TIMEOUT", "1")
+    proxy.faults = [503] * 10_000
+    with Checkpointer(tmp_path / "run", group=SOLO, mirror=bucket.text("mirror")) as checkpointer:
+        assert "the mirror must be reachable, and is tried with the first copy" in caplog.text
+        checkpointer.save(1, state_of(SOLO, 1))
+        checkpointer.wait()
+        checkpointer.latest()  # asks the mirror, and then not again for a while
+        started = time.monotonic()
+        assert checkpointer.steps() == [1]
+        assert checkpointer.load(state_of(SOLO, 0))["step"] == 1
+        assert time.monotonic() - started < 1
+        wait_until(lambda: checkpointer.history[0].mirror_error is not None)
+        proxy.faults = []
+        checkpointer.save(2, state_of(SOLO, 2))
+        checkpointer.wait()
+        wait_until(lambda: checkpointer.history[1].mirrored_seconds is not None)
+    assert value_of(bucket.text("mirror/step-0000002")) == 2
+
+
+def test_a_close_with_a_timeout_leaves_a_copy_that_is_in_flight(tmp_path, bucket, proxy):
+    checkpointer = Checkpointer(tmp_path / "run", group=SOLO, mirror=bucket.text("mirror"))
+    proxy.delay_seconds = 0.5
+    checkpointer.save(1, state_of(SOLO, 1))
+    checkpointer.wait()
+    started = time.monotonic()
+    with pytest.raises(CheckpointError, match=r"the copy to the mirror must have ended within 0.3 s, but is in flight"):
+        checkpointer.close(0.3)
+    assert time.monotonic() - started < 2
+    proxy.delay_seconds = 0.0
+    checkpointer.close()
+    assert value_of(bucket.text("mirror/step-0000001")) == 1

@@ -271,3 +271,48 @@ def test_a_change_that_is_counted_after_the_copy_is_an_error_all_the_same(ends_w
         optimizer.step()
         checkpointer.wait()
         assert checkpointer.steps() == [2]
+
+
+def test_a_load_of_the_newest_while_a_save_is_in_flight_is_not_going_back(tmp_path, gate):
+    with Checkpointer(tmp_path, group=SOLO) as checkpointer:
+        gate.opened.set()
+        checkpointer.save(1, state_of(SOLO, 1))
+        checkpointer.wait()
+        gate.opened.clear()
+        checkpointer.save(2, state_of(SOLO, 2))
+        assert checkpointer.load(state_of(SOLO, 0))["step"] == 1
+        gate.opened.set()
+        checkpointer.save(3, state_of(SOLO, 3))
+        checkpointer.wait()
+        assert checkpointer.steps() == [1, 2, 3]
+
+
+def test_what_is_loaded_is_not_removed_meanwhile(tmp_path):
+    with Checkpointer(tmp_path, keep_last=1, group=SOLO) as checkpointer:
+        for step in range(30):
+            checkpointer.save(step, state_of(SOLO, step))
+            if step:
+                found = checkpointer.load(state_of(SOLO, 0))
+                assert found["step"] in (step - 1, step)
+
+
+THREADS = """
+    import sys, threading, time
+    from trackbed import Checkpointer
+
+    def train():
+        checkpointer = Checkpointer(sys.argv[1])
+        for step in range(3):
+            time.sleep(0.3)
+            checkpointer.save(step, {"step": step})
+
+    threading.Thread(target=train).start()
+"""
+
+
+def test_a_thread_that_trains_on_after_the_main_thread_may_save(tmp_path):
+    command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(THREADS), str(tmp_path)]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert found.returncode == 0, found.stderr
+    with Checkpointer(tmp_path, group=SOLO) as checkpointer:
+        assert checkpointer.steps() == [0, 1, 2]

@@ -32,6 +32,7 @@ PLAIN_TENSORS: Final = "trackbed.plain_tensors"
 _COMMON_OBJECT: Final = "common_state/shard_0_1"
 """Object in which Megatron Core 0.19 keeps what 0.16 has in `common.pt`."""
 _BACKENDS: Final = ("torch_dist",)
+_MOST_REPLACEMENTS: Final = 20
 _STORES: Final = ("s3", "gs", "az")
 """Schemes of addresses of checkpoints."""
 
@@ -183,7 +184,23 @@ def open_folder(path: AnyFolder, *, reads_paths: bool = True, checks_sizes: bool
         StoreError: an object store refuses, or does not answer in time.
     """
     if isinstance(path, StoredFolder):
-        path = path.opened()
+        return _open_stored(path, lambda one: _open_found(one, reads_paths=reads_paths, checks_sizes=checks_sizes))
+    return _open_found(path, reads_paths=reads_paths, checks_sizes=checks_sizes)
+
+
+def _open_stored(path: StoredFolder, open_one: Callable[[StoredFolder], CheckpointFolder]) -> CheckpointFolder:
+    """Opens the save that the marker names, and another one that takes its place meanwhile."""
+    for _ in range(_MOST_REPLACEMENTS):
+        found = path.opened()
+        try:
+            return open_one(found)
+        except CheckpointError:
+            if found is path or found.replacement() is None:
+                raise
+    raise CheckpointError(f"{path}: must stay as it is while it is opened, but was replaced {_MOST_REPLACEMENTS} times")
+
+
+def _open_found(path: AnyFolder, *, reads_paths: bool, checks_sizes: bool) -> CheckpointFolder:
     side = read_side(path)
     if side is not None:
         if checks_sizes:
@@ -245,6 +262,10 @@ def _without_side(path: AnyFolder, catalogue: Catalogue, *, is_plain: bool) -> C
 
 def _open_whole(path: AnyFolder) -> CheckpointFolder:
     """Opens a checkpoint, and checks the files that other programs read in the place of the side file."""
+    return _open_stored(path, _open_checked) if isinstance(path, StoredFolder) else _open_checked(path)
+
+
+def _open_checked(path: AnyFolder) -> CheckpointFolder:
     opened = open_folder(path)
     if opened.side is not None:
         # A strategy that is used alone writes no `metadata.json`.

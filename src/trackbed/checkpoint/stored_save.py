@@ -125,7 +125,6 @@ def begin_stored_save(folder: StoredFolder, save_id: str) -> StoredSave:
         StoreError: the store has no conditional writes, refuses, or does not answer in time.
         CheckpointError: the marker is damaged, or other programs change it again and again.
     """
-    _check_conditions(folder, save_id)
     dead: list[str] = []
 
     def begun(marker: Marker) -> Marker:
@@ -138,8 +137,14 @@ def begin_stored_save(folder: StoredFolder, save_id: str) -> StoredSave:
     except BaseException:
         _writing.discard(save_id)
         raise
+    save = StoredSave(folder, save_id)
+    try:
+        _check_conditions(folder, save_id)
+    except BaseException:
+        save.give_up()
+        raise
     remove_saves(folder, dead)
-    return StoredSave(folder, save_id)
+    return save
 
 
 def is_given_up(save: UnfinishedSave) -> bool:

@@ -133,6 +133,10 @@ class Checkpointer:
             self._run = run_in(folder)
             self._names = StepNames(pattern)
             second = None if mirror is None else _mirror_run(self._run, mirror)
+            if second is None and (mirror_every is not None or mirror_keep_last is not None):
+                raise ArgumentError("mirror: must be given for mirror_every and mirror_keep_last, but is None")
+            if observe is not None and not callable(observe):
+                raise ArgumentError(f"observe: must be a function of a name and seconds, found {observe!r}")
             self._retention = Retention(keep_last, keep_every, keep)
             options = {"folder": str(self._run), "on_busy": on_busy, "on_failure": on_failure, "writer": writer}
             options |= {"snapshot": snapshot, "mirror": str(second), "pattern": pattern}
@@ -167,6 +171,8 @@ class Checkpointer:
         weakref.finalize(self, _release, os.getpid(), self._run, self._mirror).atexit = False
         self._signals: SignalAgreement | None = None
         self._loading: set[int | None] = set()
+        self._removing = threading.Lock()
+        """Held while checkpoints are chosen, to be loaded or to be removed."""
         self._loaded: list[int] | None = None
         """Step that was loaded, until the first save after it is whole."""
         self.history: list[SaveRecord] = []
@@ -428,12 +434,17 @@ class Checkpointer:
             self.wait(timeout_seconds)
         finally:
             if not self._writer.is_busy:
-                self._end(deadline)
+                if self._mirror is not None and not self._mirror.finish(lambda: time.monotonic() > deadline):
+                    raise CheckpointError(
+                        f"{self._mirror.run}: the copy to the mirror must have ended within {timeout_seconds:g} s, but "
+                        "is in flight: close again"
+                    )
+                self._end()
 
-    def _end(self, deadline: float) -> None:
+    def _end(self) -> None:
         """Gives back what the checkpointer has."""
         if self._mirror is not None:
-            self._mirror.close(lambda: time.monotonic() > deadline)
+            self._mirror.close()
             for problem in self._mirror.problems():
                 logger.warning("%s", problem)
         _open.discard(self)
@@ -500,8 +511,9 @@ class Checkpointer:
                 if step is not None:
                     _check_step(step)
                 if meeting.rank == 0:
-                    found[1] = self.latest() if step is None else step
-                    self._loading.add(found[1])  # before another rank hears of it
+                    with self._removing:  # what is found is not removed before it is noted
+                        found[1] = self.latest() if step is None else step
+                        self._loading.add(found[1])
                     found[2] = None if found[1] is None else os.fspath(self.path(found[1]))
                 offered = meeting.group.broadcast([_LOAD, *found])
                 if not isinstance(offered, list) or offered[:1] != [_LOAD]:
@@ -515,6 +527,9 @@ class Checkpointer:
         finally:
             self._loading.discard(found[1])
         self._loaded = None if found[1] is None else [found[1]]
+        if step is None and self._loaded is not None and self._writer.is_busy:
+            # The newest was wanted: the save in flight is no later branch.
+            self._loaded = [max(found[1], self.history[-1].step)]
 
     @contextlib.contextmanager
     def _in_use(self, step: int) -> Iterator[None]:
@@ -592,10 +607,10 @@ class Checkpointer:
     def _remove_old(self, newest: int) -> None:
         """Removes the checkpoints that are not to be kept. One that cannot be removed is no reason to fail."""
         try:
-            in_use = {newest, *self._loading, None if self._mirror is None else self._mirror.copied}
-            removed = self._retention.steps_to_remove(self._run.steps(self._names), in_use)
-            for step in removed:
-                self._run.remove(self._names.name(step))
+            with self._removing:
+                in_use = {newest, *self._loading, None if self._mirror is None else self._mirror.copied}
+                for step in self._retention.steps_to_remove(self._run.steps(self._names), in_use):
+                    self._run.remove(self._names.name(step))
         except (OSError, TrackbedError) as error:
             logger.warning("%s: earlier checkpoints must be removed, but: %s", self._run, error)
         except Exception:
@@ -626,8 +641,10 @@ def _mirror_run(run: AnyRun, mirror: str | Path) -> AnyRun:
     found = run_in(mirror)
     if not isinstance(run, LocalRun):
         raise ArgumentError(f"mirror: the first folder must be on a file system, found {run}")
-    if str(found) == str(run):
-        raise ArgumentError(f"mirror: must be another folder than that of the checkpoints, found {found} twice")
+    if isinstance(found, LocalRun):
+        first, second = (Path(os.path.realpath(str(one))) for one in (run, found))
+        if first.is_relative_to(second) or second.is_relative_to(first):
+            raise ArgumentError(f"mirror: must be a folder beside that of the checkpoints, {run}, found {found}")
     return found
 
 
@@ -683,6 +700,10 @@ def _check_word(name: str, word: str, words: tuple[str, ...]) -> None:
 
 def _drain() -> None:
     """Waits for the saves in flight at the end of the program."""
+    # Threads that the program would wait for, too, may still train and save.
+    for thread in threading.enumerate():
+        if not thread.daemon and thread not in (threading.current_thread(), threading.main_thread()):
+            thread.join()
     for checkpointer in list(_open):
         try:
             checkpointer.close()

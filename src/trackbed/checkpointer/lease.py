@@ -19,6 +19,7 @@ from trackbed.errors import CheckpointError, StoreError
 from trackbed.files import stores
 from trackbed.files.publish import Writer, own_writer, state_of_writer
 from trackbed.files.stores import ObjectVersion, parse_address
+from trackbed.files.stores.time_limit import at_most
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +28,9 @@ RENEW_SECONDS: Final = 10.0
 LEASE_SECONDS: Final = 30.0
 """Seconds without a renewal after which the holder is taken for dead."""
 _LOOK_SECONDS: Final = 1.0
+_SHORT_SECONDS: Final = 5.0
+_held: Final[set[str]] = set()
+"""Leases of this process."""
 _MOST_BYTES: Final = 1 << 16
 
 
@@ -76,8 +80,9 @@ class Lease:
         if self._ended.is_set():
             return
         self._ended.set()
+        _held.discard(self._own)
         try:
-            with self._lock:
+            with self._lock, at_most(_SHORT_SECONDS):
                 if not self._lost:
                     stores.put_if(self._address, self._content(""), self._version)
         except StoreError as error:
@@ -104,6 +109,7 @@ class Lease:
         version = stores.put_if(self._address, self._content(self._own), None if held is None else held.version)
         if version is None:
             raise self._refusal("another process, which has come first,")
+        _held.add(self._own)
         self.previous = None if held is None or not held.writer else held.writer.rpartition(".")[0]
         return version
 
@@ -111,12 +117,14 @@ class Lease:
         """True if the holder has ended on this host.
 
         Raises:
-            CheckpointError: it lives on this host.
+            CheckpointError: it is of this process.
         """
-        state = state_of_writer(held.writer.rpartition(".")[0])
-        if state is Writer.living:
-            raise self._refusal(held.writer)
-        return state is Writer.dead
+        process = held.writer.rpartition(".")[0]
+        if process == own_writer():
+            if held.writer in _held:
+                raise self._refusal(held.writer)
+            return True  # it could not be given back
+        return state_of_writer(process) is Writer.dead
 
     def _refusal(self, writer: str) -> CheckpointError:
         return CheckpointError(f"{self._folder}: must be kept by one job, but {writer} keeps checkpoints in it")

@@ -19,10 +19,12 @@ from trackbed.checkpointer.runs import AnyRun, LocalRun
 from trackbed.checkpointer.steps import Retention, StepNames
 from trackbed.comm import Group
 from trackbed.daemon_threads import DaemonThreads
-from trackbed.errors import TrackbedError
+from trackbed.errors import StoreError, TrackbedError
+from trackbed.files.stores.time_limit import at_most
 
 logger = logging.getLogger(__name__)
 
+_SHORT_SECONDS: Final = 5.0
 REWOUND_NAME: Final = ".mirror.rewound"
 """File in the first folder with a step behind which the mirror has checkpoints of another branch."""
 
@@ -65,20 +67,30 @@ class Mirror:
         self._newest: SaveRecord | None = None
         self._records: dict[int, SaveRecord] = {}
         """Saves that are not copied, by their steps."""
+        self._is_taken = self._has_retried = False
         self._is_behind = False
         """True if the newest could not be copied; the same on all ranks."""
         self._problems: list[str] = []
         self._lock = Lock()
 
     def take(self) -> None:
-        """Takes the second place, on rank 0.
+        """Takes the second place, on rank 0. If it cannot be reached, the first copy tries again.
 
         Raises:
             CheckpointError: another job keeps checkpoints there.
-            OSError: the folder cannot be made or read.
-            StoreError: the store refuses, or does not answer in time.
         """
-        self.run.take(self._names)
+        try:
+            with at_most(_SHORT_SECONDS):
+                self._take()
+        except (StoreError, OSError) as error:
+            logger.warning(
+                "%s: the mirror must be reachable, and is tried with the first copy, but: %s", self.run, error
+            )
+
+    def _take(self) -> None:
+        if not self._is_taken:
+            self.run.take(self._names)
+            self._is_taken = True
 
     def committed(self, record: SaveRecord, loaded: list[int] | None) -> None:
         """Has the newest checkpoint copied. Called on all ranks, after each commit.
@@ -109,22 +121,28 @@ class Mirror:
         rewound = self._rewound()
         return [step for step in self.run.steps(self._names) if rewound is None or step <= rewound]
 
-    def close(self, is_over: Callable[[], bool]) -> None:
-        """Waits for the copies, tries once more where the last one has failed, and ends the thread.
+    def finish(self, is_over: Callable[[], bool]) -> bool:
+        """Waits for the copies, and tries once more where the last one has failed. Returns False if one is in flight.
 
         Args:
             is_over: true once it must not wait any longer.
         """
-        self._wait(is_over)
-        if self._is_behind and self._newest is not None and not is_over():
+        if self._wait(is_over) and self._is_behind and self._newest is not None and not self._has_retried:
+            self._has_retried = True
             self._submit(self._newest)
-            self._wait(is_over)
+        return self._wait(is_over)
+
+    def close(self) -> None:
+        """Ends the thread, and lets another job keep checkpoints in the second place."""
         self._thread.end()
         self.run.release()
 
-    def _wait(self, is_over: Callable[[], bool]) -> None:
-        while self._last is not None and not self._last.done() and not is_over():
+    def _wait(self, is_over: Callable[[], bool]) -> bool:
+        while self._last is not None and not self._last.done():
+            if is_over():
+                return False
             time.sleep(0.02)
+        return True
 
     def _submit(self, record: SaveRecord) -> None:
         self._newest, number = record, self._num_meetings
@@ -168,6 +186,8 @@ class Mirror:
 
     def _copy_step(self, step: int, meeting: Meeting) -> None:
         name = self._names.name(step)
+        if meeting.rank == 0:
+            self._take()
         rewound = self._rewound() if meeting.rank == 0 else None
 
         def commit(save: AnySave, described: Described) -> None:

@@ -1,13 +1,18 @@
 """Where the checkpoint of a step is: in the first place, or in the mirror."""
 
 import logging
+import math
+import time
 from pathlib import Path
 
 from trackbed.checkpointer.mirror import Mirror
 from trackbed.checkpointer.runs import AnyRun
 from trackbed.checkpointer.steps import StepNames
 from trackbed.errors import StoreError
+from trackbed.files.stores.time_limit import at_most
 
+_SHORT_SECONDS = 5.0
+_PAUSE_SECONDS = 30.0
 logger = logging.getLogger(__name__)
 
 
@@ -22,6 +27,8 @@ class Places:
 
     def __init__(self, run: AnyRun, mirror: Mirror | None, names: StepNames) -> None:
         self._run, self._mirror, self._names = run, mirror, names
+        self._asks_again = -math.inf
+        """Time of `time.monotonic` from which on the mirror is asked."""
         self._whole: dict[int, Path | str] = {}
         """Place in which the checkpoint of a step is known to be whole, where it is not in the first one."""
 
@@ -49,6 +56,8 @@ class Places:
             return self.first(step)
         if step in self._whole:
             return self._whole[step]
+        if step in self._run.steps(self._names):
+            return self.first(step)  # without a question to the mirror, which may be down
         return next(iter(self.of_step(step)), self.first(step))
 
     def first(self, step: int) -> Path | str:
@@ -68,8 +77,14 @@ class Places:
 
     def _steps_of_mirror(self) -> list[int]:
         """Steps in the mirror; none where it cannot be read."""
+        if self._mirror is None or time.monotonic() < self._asks_again:
+            return []
         try:
-            return [] if self._mirror is None else self._mirror.steps()
+            with at_most(_SHORT_SECONDS):
+                return self._mirror.steps()
         except (StoreError, OSError) as error:
-            logger.warning("the mirror cannot be read, so that its checkpoints are left out: %s", error)
+            self._asks_again = time.monotonic() + _PAUSE_SECONDS
+            logger.warning(
+                "the mirror cannot be read, so that its checkpoints are left out for %.0f s: %s", _PAUSE_SECONDS, error
+            )
             return []

@@ -123,7 +123,7 @@ def run_all(seeds, bucket, monkeypatch, path):
     proxy.close()
     assert counts["NoneType"] > len(seeds) / 10  # most calls succeed in the end
     assert counts["StoreError"] > 0
-    assert {"in flight: NoneType", "in flight: StoreError"} & counts.keys()
+    assert {"in flight: NoneType", "in flight: ReplacedError"} & counts.keys()
 
 
 def test_faults(bucket, monkeypatch, tmp_path):

@@ -30,7 +30,8 @@ from typing import Any, Final
 from trackbed.cancellation import check_cancelled
 from trackbed.errors import StoreError
 from trackbed.files.stores.address import Address, ObjectRange, ObjectStamp
-from trackbed.files.stores.requests import OutOfTimeError, timeout_seconds
+from trackbed.files.stores.requests import OutOfTimeError
+from trackbed.files.stores.time_limit import timeout_seconds
 from trackbed.files.stores.waiting import LOOK_SECONDS
 
 _LIBRARIES: Final = ("obstore", "multistorageclient")

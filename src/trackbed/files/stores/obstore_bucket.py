@@ -8,7 +8,7 @@ from urllib.parse import unquote
 from trackbed.errors import ArgumentError, StoreError
 from trackbed.files.stores.address import Address, ObjectRange, ObjectStamp, ObjectVersion, has_etag, stamp_of_metadata
 from trackbed.files.stores.bucket import Answer
-from trackbed.files.stores.requests import WrongAnswerError, is_forbidden, is_out_of_range, replaced
+from trackbed.files.stores.requests import WrongAnswerError, is_forbidden, is_missing_object, is_out_of_range, replaced
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -113,7 +113,11 @@ class ObstoreBucket:
         for mode in modes:
             try:
                 found = await self._library.put_async(self._store, _key(address), raw, mode=mode, use_multipart=False)
-            except (exceptions.AlreadyExistsError, exceptions.PreconditionError, FileNotFoundError):
+            except (exceptions.AlreadyExistsError, exceptions.PreconditionError):
+                continue
+            except FileNotFoundError as error:
+                if not is_missing_object(error):
+                    raise
                 continue
             return _version_of(found, address)
         return None

@@ -15,7 +15,8 @@ from trackbed.files.stores.address import Address, redact
 from trackbed.files.stores.bucket import Bucket, WritableBucket
 from trackbed.files.stores.msc import MscBucket, equivalent_address
 from trackbed.files.stores.obstore_bucket import ObstoreBucket
-from trackbed.files.stores.requests import ATTEMPTS_IN_TIME, timeout_seconds
+from trackbed.files.stores.requests import ATTEMPTS_IN_TIME
+from trackbed.files.stores.time_limit import timeout_seconds
 
 _Bucket = TypeVar("_Bucket")
 

@@ -20,15 +20,8 @@ from trackbed.files.stores.address import Address, ObjectRange, ObjectStamp
 from trackbed.files.stores.bucket import Answer, Bucket
 from trackbed.files.stores.forked_requests import is_forked
 from trackbed.files.stores.open_bucket import open_bucket
-from trackbed.files.stores.requests import (
-    OutOfTimeError,
-    replaced,
-    result_by,
-    retry_until,
-    run_until,
-    submit,
-    timeout_seconds,
-)
+from trackbed.files.stores.requests import OutOfTimeError, replaced, result_by, retry_until, run_until, submit
+from trackbed.files.stores.time_limit import timeout_seconds
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")

@@ -153,7 +153,6 @@ def _close() -> None:
     _loop.close()
 
 
-_DEFAULT_SECONDS: Final = 60.0
 ATTEMPTS_IN_TIME: Final = 4
 """Attempts that the time of a call is enough for, if each stalls."""
 _FIRST_PAUSE: Final = 0.1
@@ -173,27 +172,12 @@ _FINAL_NAMES: Final = (
     "UnknownConfigurationKeyError",
     "ValueError",
 )
+_NO_BUCKET: Final = "NoSuchBucket"
 _FINAL_WORDS: Final = ("redirect", "StartTooLarge")
 
 
 class WrongAnswerError(Exception):
     """An answer is not what was asked for; the message must not contain secrets."""
-
-
-def timeout_seconds() -> float:
-    """Returns the seconds that a call may take: `TRACKBED_STORE_TIMEOUT`, or 60.
-
-    Raises:
-        ArgumentError: the variable is not a number above 0.
-    """
-    found = os.environ.get("TRACKBED_STORE_TIMEOUT", "")
-    try:
-        seconds = float(found) if found else _DEFAULT_SECONDS
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < float("inf"):
-        raise ArgumentError(f"TRACKBED_STORE_TIMEOUT must be a number of seconds above 0, found {found!r}")
-    return seconds
 
 
 async def retry_until(deadline: float, request: Callable[[], Awaitable[_Result]], address: Address) -> _Result:
@@ -246,6 +230,11 @@ def is_forbidden(error: Exception) -> bool:
     return _status(error) == 403 and _CODE.search(str(error)) is None
 
 
+def is_missing_object(error: Exception) -> bool:
+    """True if the store has no such object, but the bucket."""
+    return isinstance(error, FileNotFoundError) and _NO_BUCKET not in str(error)
+
+
 def is_out_of_range(error: Exception) -> bool:
     """True if the store says that a range begins after the end of the object."""
     return _status(error) == 416 or "StartTooLarge" in str(error)
@@ -254,6 +243,8 @@ def is_out_of_range(error: Exception) -> bool:
 def _final_error(error: Exception, address: Address) -> Exception | None:
     """Returns the error to raise if a further attempt would fail, too."""
     name, status, text = type(error).__name__, _status(error), _describe(error)
+    if isinstance(error, FileNotFoundError) and _NO_BUCKET in str(error):
+        return StoreError(f"{address.root}: the bucket must be there, but is not")
     if isinstance(error, FileNotFoundError):
         return FileNotFoundError(2, "there is no such object", address.text)
     if name == "PreconditionError" or status == 412:

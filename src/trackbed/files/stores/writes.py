@@ -18,7 +18,8 @@ from trackbed.files.stores.address import Address, ObjectVersion
 from trackbed.files.stores.bucket import WritableBucket
 from trackbed.files.stores.forked_requests import is_forked
 from trackbed.files.stores.open_bucket import check_writable, open_writable_bucket
-from trackbed.files.stores.requests import OutOfTimeError, make_once, retry_until, run_until, timeout_seconds
+from trackbed.files.stores.requests import OutOfTimeError, make_once, retry_until, run_until
+from trackbed.files.stores.time_limit import timeout_seconds
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
