@@ -194,19 +194,23 @@ def give_up_saves(folder: StoredFolder, save_ids: Iterable[str]) -> None:
     _remove_empty_marker(folder)
 
 
-def remove_stored_checkpoint(folder: StoredFolder) -> None:
-    """Removes a checkpoint, and no save that is being written there.
+def hide_stored_checkpoint(folder: StoredFolder) -> Callable[[], None]:
+    """Makes a checkpoint none, and returns a function that removes its objects.
 
     Raises:
         StoreError: the store refuses, or does not answer in time.
         CheckpointError: the marker is damaged, or other programs change it again and again.
     """
     before = change_marker(folder, Marker.without_current)
-    if before.current is None:
-        _remove_plain_files(folder)
-    else:
-        remove_saves(folder, [before.current.save_id])
-    _remove_empty_marker(folder)
+
+    def remove() -> None:
+        if before.current is None:
+            _remove_plain_files(folder)
+        else:
+            remove_saves(folder, [before.current.save_id])
+        _remove_empty_marker(folder)
+
+    return remove
 
 
 def _remove_empty_marker(folder: StoredFolder) -> None:
@@ -229,9 +233,8 @@ def remove_saves(folder: StoredFolder, save_ids: Iterable[str]) -> None:
 
 
 def remove_objects(addresses: Iterable[str]) -> None:
-    """Removes objects."""
-    for address in addresses:
-        stores.delete_object(parse_address(address))
+    """Removes objects of one bucket."""
+    stores.delete_objects(map(parse_address, addresses))
 
 
 def _remove_plain_files(folder: StoredFolder) -> None:

@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal, Self
@@ -171,6 +171,8 @@ class Checkpointer:
         weakref.finalize(self, _release, os.getpid(), self._run, self._mirror).atexit = False
         self._signals: SignalAgreement | None = None
         self._loading: set[int | None] = set()
+        self._hidden: list[Callable[[], None]] = []
+        """Functions that remove the files of checkpoints that are none any more."""
         self._removing = threading.Lock()
         """Held while checkpoints are chosen, to be loaded or to be removed."""
         self._loaded: list[int] | None = None
@@ -291,6 +293,7 @@ class Checkpointer:
         def end(error: BaseException | None) -> None:
             record.error = None if error is None else str(error)
             record.total_seconds = time.perf_counter() - start
+            self._remove_hidden()
             if error is None:
                 self._places.note_saved(step)
                 if self._mirror is not None:
@@ -602,19 +605,28 @@ class Checkpointer:
                 f"step {loaded[0]} was loaded" if loaded[0] >= 0 else "no checkpoint was whole",
                 ", ".join(map(str, aside)),
             )
-        self._remove_old(step)  # before the other ranks hear of the commit, so that all find the same steps
+        self._hide_old(step)  # before the other ranks hear of the commit, so that all find the same steps
 
-    def _remove_old(self, newest: int) -> None:
-        """Removes the checkpoints that are not to be kept. One that cannot be removed is no reason to fail."""
+    def _hide_old(self, newest: int) -> None:
+        """Makes checkpoints none that are not to be kept. One that stays is no reason to fail."""
         try:
             with self._removing:
                 in_use = {newest, *self._loading, None if self._mirror is None else self._mirror.copied}
                 for step in self._retention.steps_to_remove(self._run.steps(self._names), in_use):
-                    self._run.remove(self._names.name(step))
+                    self._hidden.append(self._run.hide(self._names.name(step)))
         except (OSError, TrackbedError) as error:
             logger.warning("%s: earlier checkpoints must be removed, but: %s", self._run, error)
         except Exception:
             logger.exception("%s: earlier checkpoints must be removed, but keep raises", self._run)
+
+    def _remove_hidden(self) -> None:
+        """Removes the files of checkpoints that are none any more, which may take long."""
+        hidden, self._hidden = self._hidden, []
+        for remove in hidden:
+            try:
+                remove()
+            except (OSError, TrackbedError) as error:
+                logger.warning("%s: an earlier checkpoint must be removed, but: %s", self._run, error)
 
     def _observer_of(self, record: SaveRecord) -> Observer:
         def observe(name: str, seconds: float) -> None:

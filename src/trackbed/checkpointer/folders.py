@@ -118,16 +118,25 @@ def remove_dead_partials(folder: Path, is_name: Callable[[str], bool]) -> None:
         )
 
 
+def hide_checkpoint(folder: Path) -> Path:
+    """Gives a checkpoint the name of a partial folder, and returns that. Where it stays, the next writer removes it.
+
+    Raises:
+        OSError: it cannot be renamed.
+    """
+    partial = new_partial(folder.with_name(f"{_PARTIAL}{folder.name}"))
+    publish(folder, partial)
+    flush_to_disk(folder.parent)
+    return partial
+
+
 def remove_checkpoint(folder: Path) -> None:
     """Removes a checkpoint. Killed in between, it leaves a partial folder, which the next writer removes.
 
     Raises:
         OSError: it cannot be removed.
     """
-    partial = new_partial(folder.with_name(f"{_PARTIAL}{folder.name}"))
-    publish(folder, partial)
-    flush_to_disk(folder.parent)
-    remove_partial(partial)
+    remove_partial(hide_checkpoint(folder))
 
 
 @contextlib.contextmanager

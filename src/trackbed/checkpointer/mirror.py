@@ -203,7 +203,7 @@ class Mirror:
         """Removes the checkpoints of the mirror that are not to be kept."""
         try:
             for step in self._retention.steps_to_remove(self.run.steps(self._names), {newest}):
-                self.run.remove(self._names.name(step))
+                self.run.hide(self._names.name(step))()
         except (OSError, TrackbedError) as error:
             logger.warning("%s: earlier checkpoints must be removed, but: %s", self.run, error)
 

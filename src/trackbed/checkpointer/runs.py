@@ -1,6 +1,7 @@
 """The place of the checkpoints of a run: a folder of a file system, or of an object store."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
@@ -12,13 +13,14 @@ from trackbed.checkpoint.local_save import LocalSave
 from trackbed.checkpointer.folders import (
     FolderLock,
     commit_or_replace,
-    remove_checkpoint,
+    hide_checkpoint,
     remove_dead_partials,
     set_aside,
 )
 from trackbed.checkpointer.steps import StepNames, steps_in
 from trackbed.checkpointer.stored_run import StoredRun
 from trackbed.errors import ArgumentError
+from trackbed.files.publish import remove_partial
 
 
 class LocalRun:
@@ -86,23 +88,23 @@ class LocalRun:
             self._lock.check(self._folder)
         aside: list[Path] = []
 
-        def rename(partial: Path, final: Path) -> None:
+        def rename(unfinished: Path, final: Path) -> None:
             # An error may come after the rename, where the partial folder is gone: then it stands.
             folders = [folder for folder in later if isinstance(folder, Path)]
-            with set_aside(folders, is_undone=partial.exists) as moved:
+            with set_aside(folders, is_undone=unfinished.exists) as moved:
                 aside.extend(moved)
-                commit_or_replace(partial, final)
+                commit_or_replace(unfinished, final)
 
         save.commit(described, rename)
         return list(map(str, aside))
 
-    def remove(self, name: str) -> None:
-        """Removes a checkpoint.
+    def hide(self, name: str) -> Callable[[], None]:
+        """Gives a checkpoint the name of a partial folder, and returns a function that removes it.
 
         Raises:
-            OSError: it cannot be removed.
+            OSError: it cannot be renamed.
         """
-        remove_checkpoint(self._folder / name)
+        return partial(remove_partial, hide_checkpoint(self._folder / name))
 
 
 AnyRun: TypeAlias = LocalRun | StoredRun

@@ -1,7 +1,7 @@
 """A folder of an object store with the checkpoints of a run."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from trackbed.checkpoint.begin_save import AnySave
 from trackbed.checkpoint.format.dcp_metadata import DCP_METADATA
@@ -12,12 +12,13 @@ from trackbed.checkpoint.io.stored_folder import StoredFolder
 from trackbed.checkpoint.stored_save import (
     change_marker,
     give_up_saves,
+    hide_stored_checkpoint,
     is_given_up,
-    remove_stored_checkpoint,
 )
 from trackbed.checkpointer.lease import Lease
 from trackbed.checkpointer.steps import StepNames
 from trackbed.errors import TrackbedError
+from trackbed.files.publish import Writer, state_of_writer
 
 logger = logging.getLogger(__name__)
 
@@ -91,13 +92,13 @@ class StoredRun:
             raise
         return [f"{folder}/{save_id}" for folder, save_id in aside]
 
-    def remove(self, name: str) -> None:
-        """Removes a checkpoint.
+    def hide(self, name: str) -> Callable[[], None]:
+        """Makes a checkpoint none, and returns a function that removes its objects.
 
         Raises:
             StoreError: the store refuses, or does not answer in time.
         """
-        remove_stored_checkpoint(self._folder / name)
+        return hide_stored_checkpoint(self._folder / name)
 
     def _remove_dead(self, names: StepNames, previous: str | None) -> None:
         """Gives up saves whose writers are dead, on this host or because their lease has run out."""
@@ -112,7 +113,8 @@ class StoredRun:
                 logger.warning("%s: is passed over: %s", folder, error)
                 continue
             for save in () if marker is None else marker.unfinished:
-                if is_given_up(save) or save.writer == previous:
+                is_of_previous = save.writer == previous and state_of_writer(save.writer) is not Writer.living
+                if is_given_up(save) or is_of_previous:
                     give_up_saves(folder, [save.save_id])
                 else:
                     elsewhere.append(f"{folder}/{save.save_id} ({save.writer})")

@@ -10,6 +10,7 @@ from tests.support.stores.servers import seconds_of
 from trackbed.errors import ArgumentError, FormatError, StoreError
 from trackbed.files.stores import (
     delete_object,
+    delete_objects,
     parse_address,
     put_bytes,
     put_file,
@@ -158,3 +159,12 @@ def test_schemes_that_are_read_only_are_refused(scheme, tmp_path):
             ArgumentError, match=f"{scheme}://host/a: an address to write to must have one of the schemes"
         ):
             call()
+
+
+def test_many_objects_are_removed_at_once_and_those_that_are_not_there_are_passed_over(bucket):
+    for number in range(30):
+        bucket.put(f"a/{number}", b"1")
+    bucket.put("b", b"2")
+    delete_objects(bucket.address(f"a/{number}") for number in range(-1, 31))
+    assert list(bucket.keys()) == ["b"]
+    delete_objects([])

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from trackbed.files.stores.reads import stamp_of_object as stamp_of_object
     from trackbed.files.stores.reads import stamps_of_objects as stamps_of_objects
     from trackbed.files.stores.writes import delete_object as delete_object
+    from trackbed.files.stores.writes import delete_objects as delete_objects
     from trackbed.files.stores.writes import list_folders as list_folders
     from trackbed.files.stores.writes import put_buffers as put_buffers
     from trackbed.files.stores.writes import put_bytes as put_bytes
@@ -43,7 +44,7 @@ __getattr__, __dir__, __all__ = lazy_names(
             "fetch fetch_heads fetch_to_file list_objects read_object stamp_of_object stamps_of_objects"
         ),
         "trackbed.files.stores.writes": (
-            "delete_object list_folders put_buffers put_bytes put_file put_if put_if_absent read_version"
+            "delete_object delete_objects list_folders put_buffers put_bytes put_file put_if put_if_absent read_version"
         ),
     },
     present=(

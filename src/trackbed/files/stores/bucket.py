@@ -67,5 +67,8 @@ class WritableBucket(Bucket, Protocol):
     async def put_parts(self, address: Address, parts: AsyncIterator[bytes], part_bytes: int) -> None:
         """Writes an object of parts that have `part_bytes` bytes each, the last one at most."""
 
+    async def delete_all(self, addresses: Sequence[Address]) -> None:
+        """Removes objects of this bucket, many by one request. It may raise FileNotFoundError if one is not there."""
+
     async def delete(self, address: Address) -> None:
         """Removes an object. It may raise FileNotFoundError if there is none."""

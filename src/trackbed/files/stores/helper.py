@@ -25,6 +25,7 @@ from trackbed.files.stores.forked_requests import (
 from trackbed.files.stores.reads import fetch, fetch_heads, fetch_to_file, list_pages, stamps_of_objects
 from trackbed.files.stores.writes import (
     delete_object,
+    delete_objects,
     list_folders,
     put_bytes,
     put_file,
@@ -145,6 +146,7 @@ def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
 
 _FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
     "delete_object": _plain(delete_object),
+    "delete_objects": _plain(delete_objects),
     "fetch": _fetch,
     "fetch_heads": _fetch_heads,
     "fetch_to_file": _fetch_to_file,

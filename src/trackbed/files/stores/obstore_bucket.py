@@ -140,6 +140,10 @@ class ObstoreBucket:
         options = {"use_multipart": True, "chunk_size": part_bytes, "max_concurrency": _PARTS_IN_FLIGHT}
         await self._library.put_async(self._uploads, _key(address), parts, **options)
 
+    async def delete_all(self, addresses: Sequence[Address]) -> None:
+        """Removes objects of this bucket, many by one request."""
+        await self._library.delete_async(self._store, list(map(_key, addresses)))
+
     async def delete(self, address: Address) -> None:
         """Removes an object. It may raise FileNotFoundError if there is none."""
         await self._library.delete_async(self._store, _key(address))

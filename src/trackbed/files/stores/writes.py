@@ -5,7 +5,7 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 _Result = TypeVar("_Result")
 _PART_BYTES: Final = 16 << 20
 _LARGE_PART_BYTES: Final = 64 << 20
+_MOST_DELETED: Final = 1000
+"""Objects that one request of S3 can remove."""
 _MOST_COMPARED: Final = 64 << 20
 """Bytes of an object that a conditional write may have."""
 _MOST_PARTS: Final = 10_000
@@ -179,6 +181,25 @@ def delete_object(address: Address) -> None:
     bucket = open_writable_bucket(address)
     with contextlib.suppress(FileNotFoundError):
         _run_once(address, partial(bucket.delete, address))
+
+
+def delete_objects(addresses: Iterable[Address]) -> None:
+    """Removes objects of one bucket, those that are there, a thousand by one request where the store has that.
+
+    Raises:
+        ArgumentError: the scheme is read only.
+        StoreError: the store refuses, or does not answer within `TRACKBED_STORE_TIMEOUT` seconds for a thousand.
+    """
+    found = list(addresses)
+    for start in range(0, len(found), _MOST_DELETED):
+        some = found[start : start + _MOST_DELETED]
+        check_writable(some[0])
+        if is_forked():
+            forked_requests.call("delete_objects", some)
+            continue
+        bucket = open_writable_bucket(some[0])
+        with contextlib.suppress(FileNotFoundError):
+            _run_once(some[0], partial(bucket.delete_all, some))
 
 
 def put_file(address: Address, path: str | Path, *, progress: Callable[[int], object] | None = None) -> None:
