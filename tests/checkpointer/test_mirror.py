@@ -13,7 +13,7 @@ from trackbed.checkpoint import load
 from trackbed.checkpointer.lease import LEASE_NAME
 from trackbed.checkpointer.mirror import REWOUND_NAME
 from trackbed.comm import SOLO, run_ranks
-from trackbed.errors import ArgumentError, CheckpointError
+from trackbed.errors import ArgumentError, CheckpointError, StoreError
 
 
 @pytest.fixture(params=["folder", "bucket"])
@@ -207,3 +207,24 @@ def test_a_close_with_a_timeout_leaves_a_copy_that_is_in_flight(tmp_path, bucket
     proxy.delay_seconds = 0.0
     checkpointer.close()
     assert value_of(bucket.text("mirror/step-0000001")) == 1
+
+
+def test_a_run_whose_first_place_is_lost_does_not_begin_anew_while_its_mirror_is_down(
+    tmp_path, bucket, proxy, monkeypatch
+):
+    monkeypatch.setenv("TRACKBED_STORE_TIMEOUT", "1")
+    folder = tmp_path / "run"
+    with Checkpointer(folder, group=SOLO, mirror=bucket.text("mirror")) as checkpointer:
+        checkpointer.save(1, state_of(SOLO, 1))
+        checkpointer.wait()
+        wait_until(lambda: checkpointer.history[0].mirrored_seconds is not None)
+    shutil.rmtree(folder)
+    proxy.faults = [503] * 10_000
+    with Checkpointer(folder, group=SOLO, mirror=bucket.text("mirror")) as checkpointer:
+        with pytest.raises(StoreError, match="the store must answer in time"):
+            checkpointer.latest()
+        for call in (lambda: checkpointer.latest(verified=True), lambda: checkpointer.load(state_of(SOLO, 0))):
+            with pytest.raises(CheckpointError, match="the store must answer in time"):
+                call()
+        proxy.faults = []
+        assert checkpointer.latest(verified=True) is None or checkpointer.latest() == 1

@@ -218,14 +218,16 @@ class Checkpointer:
                 none is whole, the next commit sets them aside.
 
         Raises:
-            CheckpointError: with `verified`, on every rank: a rank has failed.
+            CheckpointError: with `verified`, on every rank: a rank has failed, or nothing is whole, and the mirror
+                cannot be read.
+            StoreError: without `verified`: the folder has none, and the mirror cannot be read.
         """
         if not verified:
-            found = self.steps()
+            found = self.steps() or self._places.steps_of_reachable_mirror()
             return found[-1] if found else None
         passed_over = False
         with self._use("latest"), meet("latest", self._calls) as meeting:
-            for step in reversed(meeting.group.broadcast(self.steps())):
+            for step in reversed(meeting.group.broadcast(self.steps() if meeting.rank == 0 else [])):
                 places = [str(place) for place in self._places.of_step(step)] if meeting.rank == 0 else []
                 for place in meeting.group.broadcast(places):
                     with self._in_use(step):
@@ -238,6 +240,8 @@ class Checkpointer:
                     passed_over = True
                     if meeting.rank == 0:
                         logger.warning("%s: is passed over, because it is not whole: %s", place, problems[0])
+            if meeting.rank == 0:
+                self._places.steps_of_reachable_mirror()  # an error, where it cannot say that it has none
         if passed_over:
             self._loaded = [-1]  # the run begins anew, and what is damaged must not count as the newest
         return None
@@ -287,6 +291,7 @@ class Checkpointer:
             return False
         record.num_bytes = snapshot.num_bytes
         record.blocked_seconds = time.perf_counter() - start
+        number = len(self.history)
         self.history.append(record)
         loaded = self._loaded  # a load while this save is in flight counts for the next one
 
@@ -297,7 +302,7 @@ class Checkpointer:
             if error is None:
                 self._places.note_saved(step)
                 if self._mirror is not None:
-                    self._mirror.committed(record, loaded)
+                    self._mirror.committed(record, number)
 
         def commit(save: AnySave, described: Described) -> None:
             self._commit(save, described, step, loaded)
@@ -593,6 +598,8 @@ class Checkpointer:
 
         After an older step was loaded, later ones are set aside first, so that `latest` is on the new branch.
         """
+        if loaded is not None and self._mirror is not None:
+            self._mirror.rewind(loaded[0])
         later = (
             [] if loaded is None else [one for one in self._run.steps(self._names) if one > loaded[0] and one != step]
         )

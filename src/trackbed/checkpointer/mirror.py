@@ -32,8 +32,8 @@ REWOUND_NAME: Final = ".mirror.rewound"
 class Mirror:
     """Copies committed checkpoints to a second place, the newest first, one at a time.
 
-    The threads of all ranks meet once for each committed checkpoint, which they all hear of in the same order. Rank 0
-    says then what is copied: the newest that the mirror lacks. So a mirror that falls behind skips to the newest.
+    The threads of all ranks meet once for each committed checkpoint, under the number of its save. Rank 0 says then
+    what is copied: the newest that the mirror lacks. So a mirror that falls behind skips to the newest.
 
     Args:
         source: the first place.
@@ -63,7 +63,6 @@ class Mirror:
         self._thread = DaemonThreads("trackbed mirror")
         self._thread.submit(lower_priority)
         self._last: Future[None] | None = None
-        self._num_meetings = 0
         self._newest: SaveRecord | None = None
         self._records: dict[int, SaveRecord] = {}
         """Saves that are not copied, by their steps."""
@@ -92,18 +91,15 @@ class Mirror:
             self.run.take(self._names)
             self._is_taken = True
 
-    def committed(self, record: SaveRecord, loaded: list[int] | None) -> None:
+    def committed(self, record: SaveRecord, number: int) -> None:
         """Has the newest checkpoint copied. Called on all ranks, after each commit.
 
         Args:
             record: the save.
-            loaded: step that was loaded before it; None if there is none.
+            number: its number, the same on all ranks.
         """
-        if loaded is not None and isinstance(self._source, LocalRun) and self._group.rank == 0:
-            self._rewind(loaded[0])
-        if self._every and record.step % self._every:
-            return
-        self._submit(record)
+        if not self._every or record.step % self._every == 0:
+            self._submit(record, f"mirror {number}")
 
     def problems(self) -> list[str]:
         """Texts about copies that have failed, once."""
@@ -129,7 +125,7 @@ class Mirror:
         """
         if self._wait(is_over) and self._is_behind and self._newest is not None and not self._has_retried:
             self._has_retried = True
-            self._submit(self._newest)
+            self._submit(self._newest, "mirror at the end")
         return self._wait(is_over)
 
     def close(self) -> None:
@@ -144,19 +140,18 @@ class Mirror:
             time.sleep(0.02)
         return True
 
-    def _submit(self, record: SaveRecord) -> None:
-        self._newest, number = record, self._num_meetings
-        self._records[record.step] = record
-        self._num_meetings += 1
-        self._last = self._thread.submit(partial(self._copy, number))
+    def _submit(self, record: SaveRecord, meeting_name: str) -> None:
+        with self._lock:
+            self._newest = self._records[record.step] = record
+        self._last = self._thread.submit(partial(self._copy, meeting_name))
 
-    def _copy(self, number: int) -> None:
+    def _copy(self, meeting_name: str) -> None:
         """Collective over the threads of the ranks: copies the newest checkpoint, if the mirror lacks it."""
         newest, start = self._newest, time.perf_counter()
         chosen = None
         try:
             # A group of its own for each meeting: one that has failed is not used again.
-            with meet("mirror", self._group.child(f"mirror {number}")) as meeting:
+            with meet("mirror", self._group.child(meeting_name)) as meeting:
                 if meeting.rank == 0 and newest is not None and newest.mirrored_seconds is None:
                     chosen = self.copied = newest.step
                 chosen = meeting.group.broadcast(chosen)
@@ -171,17 +166,18 @@ class Mirror:
         if chosen is None:
             return
         self._is_behind = False
-        record = self._records.get(int(chosen))
-        if record is not None:
-            record.mirror_error, record.mirrored_seconds = None, time.perf_counter() - start
-        self._records = {step: one for step, one in self._records.items() if step > int(chosen)}
+        with self._lock:
+            record = self._records.get(int(chosen))
+            if record is not None:
+                record.mirror_error, record.mirrored_seconds = None, time.perf_counter() - start
+            self._records = {step: one for step, one in self._records.items() if step > int(chosen)}
         if self._group.rank == 0:
             self._remove_old(int(chosen))
 
     def _note_problem(self, step: int | None, text: str) -> None:
-        if step in self._records:
-            self._records[step].mirror_error = text
         with self._lock:
+            if step in self._records:
+                self._records[step].mirror_error = text
             self._problems.append(f"{self.run}: step {step} must be copied to the mirror, but: {text}")
 
     def _copy_step(self, step: int, meeting: Meeting) -> None:
@@ -214,7 +210,8 @@ class Mirror:
     def _note(self) -> Path:
         return self._source.path(REWOUND_NAME)
 
-    def _rewind(self, step: int) -> None:
+    def rewind(self, step: int) -> None:
+        """Notes, before the commit of a new branch, the step from which the run has gone on."""
         found = self._rewound()
         try:
             self._note.write_text(str(step if found is None else min(found, step)))

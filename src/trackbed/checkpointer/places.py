@@ -75,6 +75,15 @@ class Places:
         """Notes that the first place has a new checkpoint of a step."""
         self._whole.pop(step, None)
 
+    def steps_of_reachable_mirror(self) -> list[int]:
+        """Steps in the mirror, which must be readable: a run whose first place is lost must not begin anew.
+
+        Raises:
+            OSError: it cannot be read.
+            StoreError: it does not answer in time.
+        """
+        return [] if self._mirror is None else self._mirror.steps()
+
     def _steps_of_mirror(self) -> list[int]:
         """Steps in the mirror; none where it cannot be read."""
         if self._mirror is None or time.monotonic() < self._asks_again:
