@@ -113,6 +113,7 @@ def _of_small_files(opened: CheckpointFolder, side: SideFile) -> Iterator[str]:
 def _checksum(reader: RangeReader, num_bytes: int, name: str, progress: Callable[[int], None]) -> int:
     buffer = np.empty(min(_READ_BYTES, num_bytes), dtype=np.uint8)
     crc = 0
+    reader.announce(num_bytes)
     for start in range(0, num_bytes, _READ_BYTES):
         piece = buffer[: min(_READ_BYTES, num_bytes - start)]
         reader.read_into(piece, start, name)

@@ -25,6 +25,8 @@ class RangeReader(ABC):
         self._name = name
         self._num_bytes = num_bytes
         self._scratch = np.empty(0, dtype=np.uint8)
+        self._head = b""
+        """First bytes, once they have been read."""
 
     @abstractmethod
     def read_into(self, target: Bytes, start: int, what: str) -> None:
@@ -50,9 +52,12 @@ class RangeReader(ABC):
 
     def first_bytes(self, num_bytes: int) -> bytes:
         """First bytes of the file; fewer if it is shorter."""
-        found = np.empty(min(num_bytes, self._num_bytes), dtype=np.uint8)
-        self.read_into(found, 0, "its beginning")
-        return found.tobytes()
+        num_bytes = min(num_bytes, self._num_bytes)
+        if len(self._head) < num_bytes:
+            found = np.empty(num_bytes, dtype=np.uint8)
+            self.read_into(found, 0, "its beginning")
+            self._head = found.tobytes()
+        return self._head[:num_bytes]
 
     def require(self, start: int, num_bytes: int, what: str) -> None:
         """Checks that the file has some bytes, before memory is taken for them.

@@ -200,12 +200,15 @@ class ObjectReader(RangeReader):
             number = bisect.bisect_right(self._starts, start + done) - 1
             inside = start + done - self._starts[number] if number >= 0 else 0
             if number < 0 or inside >= len(self._held[number]):
-                end = max(start + len(target), min(self._end, start + done + _WINDOW_BYTES, self._num_bytes))
+                is_announced = start + done < self._end
+                end = max(start + len(target), min(self._end if is_announced else 0, self._num_bytes))
                 self.hold([(start + done, min(end, start + done + _WINDOW_BYTES))])
                 continue
             piece = self._held[number][inside : inside + len(target) - done]
             target[done : done + len(piece)] = np.frombuffer(piece, dtype=np.uint8)
             done += len(piece)
+        if start + done >= self._end:
+            self._end = 0  # what was announced has been read
 
 
 def _requests(address: Address, stamp: ObjectStamp, ranges: Iterable[tuple[int, int]]) -> list[ObjectRange]:
