@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -105,6 +106,12 @@ def test_a_writer_that_is_stopped_is_given_up(checkpointer, tmp_path):
 
 @pytest.mark.slow
 def test_a_failure_of_another_rank_ends_the_work_of_the_process(tmp_path, monkeypatch):
+    asked = threading.Event()
+
+    def fail(*_, **__):
+        assert asked.wait(20)  # otherwise rank 1 may hear of the failure before it asks its process
+        raise ZeroDivisionError
+
     def run(group):
         with Checkpointer(tmp_path, writer="process", group=group) as checkpointer:
             checkpointer.save(1, state_of(group, 1))
@@ -113,8 +120,12 @@ def test_a_failure_of_another_rank_ends_the_work_of_the_process(tmp_path, monkey
             if group.rank:
                 os.kill(pid, signal.SIGSTOP)
             group.barrier()
+            process = checkpointer._writer.process
             if group.rank == 0:
-                monkeypatch.setattr(checkpointer._writer.process, "write", lambda *_, **__: 1 / 0)
+                monkeypatch.setattr(process, "write", fail)
+            else:
+                answer = process._answer
+                monkeypatch.setattr(process, "_answer", lambda *arguments: asked.set() or answer(*arguments))
             checkpointer.save(2, state_of(group, 2))
             if group.rank:
                 wait_for(lambda: checkpointer.history[-1].total_seconds is not None or not is_there(pid))
