@@ -1,4 +1,4 @@
-"""How a folder becomes a checkpoint: whole, or not at all."""
+"""Makes a folder a checkpoint, whole or not at all."""
 
 import errno
 import logging

@@ -283,7 +283,7 @@ class StorageWriter(_OfFolder, storage.StorageWriter):
         self._save.commit()
 
     def _unfinished_of(self, plan: planner.SavePlan) -> AnySave:
-        """What the first rank has begun."""
+        """The unfinished save of the first rank."""
         if self._save.unfinished is not None:
             return self._save.unfinished
         final = self._target()
@@ -306,14 +306,14 @@ def _name_of(folder: AnyFolder | None) -> Path | str | None:
 
 
 def _unfinished_at(place: str, final: AnyFolder) -> AnySave:
-    """What another rank has begun."""
+    """The unfinished save of another rank."""
     if isinstance(final, StoredFolder):
         return StoredSave(final, place.rpartition("/")[2])
     return LocalSave(Path(place), final, "")
 
 
 def _key_of(folder: AnyFolder) -> str:
-    """Key of the store under which ranks find what the first one has begun."""
+    """Key of the store under which ranks find the unfinished save of the first one."""
     return f"{_STORE_KEY}{os.path.realpath(folder) if isinstance(folder, Path) else folder}"
 
 

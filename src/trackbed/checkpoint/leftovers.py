@@ -1,4 +1,4 @@
-"""What saves that did not end have left in an object store."""
+"""Objects that unfinished saves have left in a store."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class Leftover:
     writer: str
     """Host, number and start of the process that began it; empty if the marker does not name the save any more."""
     state: Writer
-    """Whether that process lives; `dead` if nothing can become of the save."""
+    """State of that process; `dead` for a save that cannot become a checkpoint any more."""
 
     @property
     def address(self) -> str:

@@ -39,7 +39,7 @@ class LocalSave:
         return str(self.partial)
 
     def target(self, rank: int, number: int, *, num_files: int = 0, cuts: bool = True) -> FileTarget:
-        """Where a rank writes a part.
+        """Returns the target of a part of a rank.
 
         Args:
             rank: the rank.
@@ -62,6 +62,16 @@ class LocalSave:
         """Writes a small file."""
         write_new(self.partial / name, content)
 
+    def put_all(self, described: Described) -> None:
+        """Writes the small files, and flushes them.
+
+        Raises:
+            OSError: one cannot be written.
+        """
+        for name, content in described.contents.items():
+            self.put(name, content)
+        flush_files(self.partial / name for name in described.contents)
+
     def take(self, name: str) -> bytes:
         """Reads a small file, and removes it."""
         content = (self.partial / name).read_bytes()
@@ -79,7 +89,5 @@ class LocalSave:
             CheckpointError: the folder cannot be replaced.
             OSError: a file cannot be written or renamed.
         """
-        for name, content in described.contents.items():
-            self.put(name, content)
-        flush_files(self.partial / name for name in described.contents)
+        self.put_all(described)
         (rename or commit_checkpoint)(self.partial, self.folder)

@@ -49,8 +49,6 @@ from trackbed.checkpoint.state.sharded_tensor import ShardedTensor, is_main_repl
 from trackbed.comm.torch_group import check_initialized
 from trackbed.errors import CheckpointError
 from trackbed.files.checksum import crc32
-from trackbed.files.publish import write_new
-from trackbed.files.publish_folder import flush_files
 
 Shard = ShardedTensor | ShardedObject
 Assign = Callable[[Table, int], Assignment]
@@ -523,7 +521,5 @@ def write_descriptions(
     Raises:
         OSError: a file cannot be written.
     """
-    found, _ = descriptions(plan, written_by_rank, contents, LocalSave(folder, folder, uuid.uuid4().hex))
-    for name, content in found.items():
-        write_new(folder / name, content)
-    flush_files(folder / name for name in found)
+    save = LocalSave(folder, folder, uuid.uuid4().hex)
+    save.put_all(descriptions(plan, written_by_rank, contents, save))

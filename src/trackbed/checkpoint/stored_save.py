@@ -59,7 +59,7 @@ class StoredSave:
         return f"{self.folder}/{self.save_id}"
 
     def target(self, rank: int, number: int, *, num_files: int = 0, cuts: bool = True) -> ObjectsTarget:
-        """Where a rank writes a part; see `LocalSave.target`."""
+        """Returns the target of a part of a rank; see `LocalSave.target`."""
         del number
         return ObjectsTarget(str(self), rank, num_files, cuts)
 
@@ -92,7 +92,7 @@ class StoredSave:
         def committed(marker: Marker) -> Marker:
             if self.save_id not in {one.save_id for one in marker.unfinished}:
                 raise CheckpointError(
-                    f"{self.folder}: must be saved by the job that has begun to, but another program has given this "
+                    f"{self.folder}: must be saved by the job that began to, but another program has given this "
                     "save up since (trackbed ckpt clean, or a save that took its writer for dead)"
                 )
             return marker.committed(own)

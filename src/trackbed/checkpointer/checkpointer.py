@@ -24,11 +24,19 @@ from trackbed.checkpointer.filled import filled
 from trackbed.checkpointer.groups import groups_of
 from trackbed.checkpointer.mirror import Mirror
 from trackbed.checkpointer.one_caller import OneCaller
+from trackbed.checkpointer.options import (
+    check_alike,
+    check_number,
+    check_step,
+    check_word,
+    checked_seconds,
+    mirror_run,
+)
 from trackbed.checkpointer.places import Places
 from trackbed.checkpointer.records import SaveRecord
 from trackbed.checkpointer.runs import AnyRun, LocalRun, run_in
 from trackbed.checkpointer.signals import SignalAgreement, check_signals
-from trackbed.checkpointer.steps import DEFAULT_PATTERN, MOST_STEP, Keep, Retention, StepNames
+from trackbed.checkpointer.steps import DEFAULT_PATTERN, Keep, Retention, StepNames
 from trackbed.checkpointer.writer import BackgroundSave, BackgroundWriter, WriterKind
 from trackbed.comm.rendezvous import Stopped, cause_of
 from trackbed.comm.store import StoreUnreachable
@@ -125,14 +133,14 @@ class Checkpointer:
             numbers = {"keep_last": keep_last, "keep_every": keep_every, "max_bytes": max_bytes}
             numbers |= {"mirror_every": mirror_every, "mirror_keep_last": mirror_keep_last}
             for name, number in numbers.items():
-                _check_number(name, number)
-            _check_word("on_busy", on_busy, ("wait", "skip", "error"))
-            _check_word("on_failure", on_failure, ("raise", "warn"))
-            _check_word("writer", writer, ("thread", "process"))
-            _check_word("snapshot", snapshot, ("copied", "deferred"))
+                check_number(name, number)
+            check_word("on_busy", on_busy, ("wait", "skip", "error"))
+            check_word("on_failure", on_failure, ("raise", "warn"))
+            check_word("writer", writer, ("thread", "process"))
+            check_word("snapshot", snapshot, ("copied", "deferred"))
             self._run = run_in(folder)
             self._names = StepNames(pattern)
-            second = None if mirror is None else _mirror_run(self._run, mirror)
+            second = None if mirror is None else mirror_run(self._run, mirror)
             if second is None and (mirror_every is not None or mirror_keep_last is not None):
                 raise ArgumentError("mirror: must be given for mirror_every and mirror_keep_last, but is None")
             if observe is not None and not callable(observe):
@@ -140,7 +148,7 @@ class Checkpointer:
             self._retention = Retention(keep_last, keep_every, keep)
             options = {"folder": str(self._run), "on_busy": on_busy, "on_failure": on_failure, "writer": writer}
             options |= {"snapshot": snapshot, "mirror": str(second), "pattern": pattern}
-            _check_alike(meeting, {**options, **numbers, "max_bytes": None})
+            check_alike(meeting, {**options, **numbers, "max_bytes": None})
         self._on_busy, self._on_failure = on_busy, on_failure
         self._observe = observe
         self._calls, threads = groups_of(group)
@@ -320,7 +328,7 @@ class Checkpointer:
         try:
             with meet("save", self._calls) as meeting:
                 self._check_open()
-                _check_step(step)
+                check_step(step)
                 if callable(self._retention.keep):
                     self._retention.keep(step)  # what it raises is raised here, and not behind training
                 if self._may_begin(step, meeting):
@@ -415,7 +423,7 @@ class Checkpointer:
             CheckpointError: it has failed, on any rank, or is still in flight.
         """
         self._use.check("wait")
-        deadline = math.inf if timeout_seconds is None else time.monotonic() + _checked_seconds(timeout_seconds)
+        deadline = math.inf if timeout_seconds is None else time.monotonic() + checked_seconds(timeout_seconds)
         while self._writer.is_busy:
             if time.monotonic() > deadline:
                 raise CheckpointError(
@@ -437,7 +445,7 @@ class Checkpointer:
         if self._is_closed or self._use.is_forked:
             return
         self._use.check("close")
-        deadline = math.inf if timeout_seconds is None else time.monotonic() + _checked_seconds(timeout_seconds)
+        deadline = math.inf if timeout_seconds is None else time.monotonic() + checked_seconds(timeout_seconds)
         try:
             self.wait(timeout_seconds)
         finally:
@@ -517,7 +525,7 @@ class Checkpointer:
             with meet("load", self._calls) as meeting:
                 self._check_open()
                 if step is not None:
-                    _check_step(step)
+                    check_step(step)
                 if meeting.rank == 0:
                     with self._removing:  # what is found is not removed before it is noted
                         found[1] = self.latest() if step is None else step
@@ -651,50 +659,6 @@ class Checkpointer:
         return observe
 
 
-def _mirror_run(run: AnyRun, mirror: str | Path) -> AnyRun:
-    """The second place.
-
-    Raises:
-        ArgumentError: it is the first one, or that is in a store.
-    """
-    found = run_in(mirror)
-    if not isinstance(run, LocalRun):
-        raise ArgumentError(f"mirror: the first folder must be on a file system, found {run}")
-    if isinstance(found, LocalRun):
-        first, second = (Path(os.path.realpath(str(one))) for one in (run, found))
-        if first.is_relative_to(second) or second.is_relative_to(first):
-            raise ArgumentError(f"mirror: must be a folder beside that of the checkpoints, {run}, found {found}")
-    return found
-
-
-def _check_alike(meeting: Meeting, options: dict[str, Any]) -> None:
-    """Collective over the ranks: checks that all have the same options."""
-    for rank, others in enumerate(meeting.group.all_gather(options)):
-        for name, value in options.items():
-            if others.get(name) != value:
-                raise ArgumentError(
-                    f"{name}: must be the same on all ranks, but is {value!r} here and {others.get(name)!r} on rank "
-                    f"{rank}"
-                )
-
-
-def _check_number(name: str, value: int | None) -> None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-        raise ArgumentError(f"{name}: must be None or an integer of at least 1, found {value!r}")
-
-
-def _check_step(step: Any) -> None:
-    if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step <= MOST_STEP:
-        found = step if type(step) is int else f"of {type(step).__name__}"
-        raise ArgumentError(f"step must be an integer from 0 to {MOST_STEP}, but is {found}")
-
-
-def _checked_seconds(seconds: Any) -> float:
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds >= 0:
-        raise ArgumentError(f"timeout_seconds: must be None or a number of at least 0, found {seconds!r}")
-    return seconds
-
-
 def _release(process: int, run: AnyRun, mirror: Mirror | None) -> None:
     """Lets other jobs keep the folders."""
     if os.getpid() == process:
@@ -710,11 +674,6 @@ def _forget_parent() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_parent)
-
-
-def _check_word(name: str, word: str, words: tuple[str, ...]) -> None:
-    if word not in words:
-        raise ArgumentError(f"{name}: must be {' or '.join(map(repr, words))}, found {word!r}")
 
 
 def _drain() -> None:

@@ -35,7 +35,7 @@ _MOST_BYTES: Final = 1 << 16
 
 
 class _Held(NamedTuple):
-    """What the object says."""
+    """Contents of the object."""
 
     version: ObjectVersion
     writer: str

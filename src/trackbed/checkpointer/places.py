@@ -1,4 +1,4 @@
-"""Where the checkpoint of a step is: in the first place, or in the mirror."""
+"""The places of checkpoints: the first one, and the mirror."""
 
 import logging
 import math

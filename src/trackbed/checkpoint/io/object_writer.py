@@ -5,7 +5,7 @@ Payloads that lie in the memory of the host are sent from there.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from functools import partial
 from typing import Final
@@ -165,9 +165,3 @@ def _filled(pieces: Iterable[torch.Tensor | bytes]) -> Iterator[_Object]:
         content.append(piece)
     if content.position or not count:
         yield content
-
-
-def put_all(contents: Sequence[tuple[Address, bytes]]) -> None:
-    """Writes small objects, each by one request."""
-    for address, content in contents:
-        stores.put_bytes(address, content)

@@ -1,4 +1,4 @@
-"""Where a rank writes its part of a checkpoint: a file of a folder, or objects of a store. They can be pickled."""
+"""Targets of what a rank writes: a file of a folder, or objects of a store. They can be pickled."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
