@@ -19,6 +19,7 @@ from tests.support.stores.servers import (  # noqa: F401 - fixtures for all fold
     bucket,
     deaf_store,
     moto_endpoint,
+    place,
     proxy,
     web_server,
 )

@@ -1,8 +1,9 @@
-"""Three gloo processes save or load, and one of them, or all, come to harm: `fault_ranks.py CASES FOLDER`.
+"""Three gloo processes save or load, and one of them, or all, come to harm: `fault_ranks.py CASES FOLDER PLACE`.
 
-CASES is JSON: a list of dictionaries with the fields of `Case`. Writes a line of JSON for each case to standard output,
-with its number and what came of it. Ranks are forked from this process, which has imported everything, so a case takes
-little more than its timeout; some cases run at once.
+CASES is JSON: a list of dictionaries with the fields of `Case`. PLACE is FOLDER, or an address for checkpoints. Writes
+a line of JSON for each case to standard output, with its number and what came of it. Ranks are forked from this
+process, which has imported everything, so a case takes little more than its timeout; some cases run at once. What looks
+at an object store is forked, too, as the client of the store does not work in a process whose parent has used it.
 """
 
 import json
@@ -28,9 +29,12 @@ from trackbed.checkpoint.background.slab import Slab
 from trackbed.checkpoint.damage import find_damage
 from trackbed.checkpoint.dcp import StorageWriter
 from trackbed.checkpoint.io.boxes import BoxReader
+from trackbed.checkpoint.leftovers import find_leftovers
 from trackbed.checkpoint.plan import exchange
+from trackbed.checkpoint.stored_save import StoredSave
 from trackbed.checkpointer import Checkpointer
 from trackbed.errors import CheckpointError
+from trackbed.files.stores import is_address, list_objects, parse_address, put_bytes
 
 SIZE = 3
 AT_ONCE = 4
@@ -74,6 +78,13 @@ PHASES = {
         "exchange": (exchange, "_all_to_all"),
     },
 }
+AT_ADDRESSES = {
+    "write": (targets_module.ObjectsTarget, "write"),
+    "write items": (targets_module, "write_objects"),
+    "partial folder": (begin_module, "begin_stored_save"),
+    "commit": (StoredSave, "commit"),
+}
+"""Phases that are others where a checkpoint is saved to an address."""
 ONLY_RANK_0 = ("partial folder", "descriptions", "commit")
 
 
@@ -136,7 +147,7 @@ def value_of(path, num_elements):
     except (CheckpointError, FileNotFoundError) as error:
         if not problems:
             return f"verify finds nothing, but: {error}"
-        return None if not (path / ".metadata").exists() else f"damaged: {error}"
+        return None if "must be a distributed checkpoint" in str(error) else f"damaged: {error}"
     numbers = {float(value) for key in ("rows", "copies") for value in found[key].unique()}
     numbers |= {found[str(rank)]["value"] for rank in range(SIZE) if str(rank) in state} | {found["step"]}
     if problems or len(numbers) != 1:
@@ -144,8 +155,13 @@ def value_of(path, num_elements):
     return numbers.pop()
 
 
+def place_of(folder):
+    """Folder or address of the checkpoints of a case."""
+    return f"{sys.argv[3]}/{folder.name}"
+
+
 def path_of(case, folder):
-    return folder / ("step-0000001" if case.action == "checkpointer" else "checkpoint")
+    return f"{place_of(folder)}/{'step-0000001' if case.action == 'checkpointer' else 'checkpoint'}"
 
 
 def store_of(rank, folder):
@@ -172,7 +188,7 @@ def rank_of(case, rank, folder):
     # Connections exist afterwards. The structure is another, so that the plan is not used again.
     save(state_of(rank, 5.0, 7), folder / "first")
     load(state_of(rank, 0.0, 7), folder / "first", exchange="flat")
-    checkpointer = Checkpointer(folder) if case.action == "checkpointer" else None
+    checkpointer = Checkpointer(place_of(folder)) if case.action == "checkpointer" else None
 
     def save_value(value):
         if checkpointer is None:
@@ -191,7 +207,8 @@ def rank_of(case, rank, folder):
         os.kill(os.getpid(), signal.SIGKILL if case.mode == "kill" else signal.SIGSTOP)
 
     if case.phase and rank == case.who:
-        owner, name = PHASES[case.action][case.phase]
+        phases = PHASES[case.action] | (AT_ADDRESSES if is_address(path) and case.action != "load" else {})
+        owner, name = phases[case.phase]
         function = getattr(owner, name)
         armed = [True]
 
@@ -237,15 +254,55 @@ def forked(work, output):
     os._exit(0)
 
 
+def asked(work, folder):
+    """What a function returns in a process of its own."""
+    output = folder / f"asked{time.monotonic_ns()}"
+    os.waitpid(forked(work, output), 0)
+    found = json.loads(output.read_text())
+    if isinstance(found, dict) and "failed" in found:
+        raise RuntimeError(found["trace"])
+    return found
+
+
+def begin(case, path):
+    """Puts there what a case begins with."""
+    if case.target == "checkpoint" or case.action == "load":
+        save(state_of_all(1.0, case.num_elements), path)
+    elif is_address(path):
+        if case.target == "others":
+            put_bytes(parse_address(f"{path}/notes.txt"), b"mine")
+    elif case.target in ("empty", "others"):
+        Path(path).mkdir()
+        if case.target == "others":
+            (Path(path) / "notes.txt").write_text("mine")
+
+
+def look(case, path):
+    """Value of the checkpoint, and whether what others have put there is gone."""
+    if case.target != "others":
+        is_gone = False
+    elif is_address(path):
+        is_gone = f"{path}/notes.txt" not in dict(list_objects(parse_address(path)))
+    else:
+        is_gone = not (Path(path) / "notes.txt").exists()
+    return {"value": value_of(path, case.num_elements), "others": is_gone}
+
+
+def save_again(case, folder):
+    """Value of a save that follows, and what the one that came to harm has left."""
+    path = path_of(case, folder)
+    save(state_of_all(4.0, case.num_elements), path)
+    if is_address(path):
+        left = [one.address for one in find_leftovers(place_of(folder))]
+    else:
+        left = sorted(file.name for file in folder.iterdir() if "partial" in file.name)
+    return {"after": value_of(path, case.num_elements), "left": left}
+
+
 def trial(case, folder):
     """Runs a case."""
     path = path_of(case, folder)
-    if case.target == "checkpoint" or case.action == "load":
-        save(state_of_all(1.0, case.num_elements), path)
-    elif case.target in ("empty", "others"):
-        path.mkdir()
-    if case.target == "others":
-        (path / "notes.txt").write_text("mine")
+    asked(lambda: begin(case, path), folder)
     ranks = [forked(lambda rank=rank: rank_of(case, rank, folder), folder / f"rank{rank}.json") for rank in range(SIZE)]
     if not case.phase:
         limit = time.monotonic() + 60
@@ -266,13 +323,9 @@ def trial(case, folder):
         "hung": hung,
         "ranks": found,
         "happened": float(happened.read_text()) if happened.exists() else None,
-        "value": value_of(path, case.num_elements),
-        "others": not (path / "notes.txt").exists() if case.target == "others" else False,
     }
-    save(state_of_all(4.0, case.num_elements), path)
-    result["after"] = value_of(path, case.num_elements)
-    result["left"] = sorted(file.name for file in folder.iterdir() if "partial" in file.name)
-    return result
+    result |= asked(lambda: look(case, path), folder)
+    return result | asked(lambda: save_again(case, folder), folder)
 
 
 def outputs_of(folder):

@@ -1,7 +1,7 @@
-"""One gloo rank of saves and loads in generated layouts: `layout_rank.py CASES FOLDER`.
+"""One gloo rank of saves and loads in generated layouts: `layout_rank.py CASES PLACE`.
 
-CASES is a pickled list of tuples: world, sharding that is saved, sharding that is loaded, exchange, and the name of an
-exchange of Megatron Core's wrappers, or None to use Trackbed's own functions.
+PLACE is a folder, or an address. CASES is a pickled list of tuples: world, sharding that is saved, sharding that is
+loaded, exchange, and the name of an exchange of Megatron Core's wrappers, or None to use Trackbed's own functions.
 """
 
 import json
@@ -45,11 +45,11 @@ def run(case, folder, groups):
 
 
 def main():
-    cases, folder = pickle.loads(Path(sys.argv[1]).read_bytes()), Path(sys.argv[2])
+    cases, place = pickle.loads(Path(sys.argv[1]).read_bytes()), sys.argv[2]
     dist.init_process_group("gloo")
     groups = {size: dist.new_group(range(size)) for size in (1, 2, 4)}
     for number, case in enumerate(cases):
-        run(case, folder / str(number), groups)
+        run(case, f"{place}/{number}", groups)
     print(json.dumps({"cases": len(cases)}))
     dist.destroy_process_group()
 

@@ -1,4 +1,4 @@
-"""Hostile and damaged folders: right values or one clear error, and nothing of theirs is called."""
+"""Hostile and damaged folders, and addresses: right values or one clear error, and nothing of theirs is called."""
 
 import io
 import os
@@ -20,6 +20,7 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.stores.servers import FolderPlace
 from tests.support.tiers import with_files
 from trackbed.checkpoint import ShardedObject, ShardedTensor, find_damage, load, save
 from trackbed.checkpoint.format.allowed_classes import naming_unknown
@@ -98,7 +99,7 @@ def check_commands(folder, problems):
 
 @pytest.mark.parametrize("number", range(5))
 @pytest.mark.parametrize("name", [".metadata", "common.pt", "object"])
-def test_no_function_of_a_pickle_is_called(name, number, of_torch, checkpoint, tmp_path):
+def test_no_function_of_a_pickle_is_called(place, name, number, of_torch, checkpoint, tmp_path):
     mark = tmp_path / "mark"
     last, evil = list(evils(mark))[number]
     folder = copy_of(of_torch if name != "common.pt" else checkpoint, tmp_path)
@@ -109,6 +110,7 @@ def test_no_function_of_a_pickle_is_called(name, number, of_torch, checkpoint, t
         torch.save({"step": evil}, folder / name)
     else:
         replace_object(folder, evil)
+    folder = place.publish(folder)
     with pytest.raises(CheckpointError) as error:
         load({"note": ShardedObject("note", None, (1,), (0,))} if name == "object" else {}, folder)
     assert last in str(error.value)
@@ -138,10 +140,11 @@ def replace_object(folder, value):
     (folder / ".metadata").write_bytes(pickle.dumps(metadata))
 
 
-def test_dotted_names_are_refused_as_a_whole(of_torch, tmp_path):
+def test_dotted_names_are_refused_as_a_whole(place, of_torch, tmp_path):
     folder = copy_of(of_torch, tmp_path)
     mark = tmp_path / "mark"
     (folder / ".metadata").write_bytes(dotted(mark))
+    folder = place.publish(folder)
     with pytest.raises(CheckpointError, match=r"serialization\.os\.system"):
         load({}, folder)
     assert not mark.exists()
@@ -162,9 +165,10 @@ def test_dotted_names_are_refused_as_a_whole(of_torch, tmp_path):
         b".",
     ],
 )
-def test_bombs_are_refused_in_time_and_memory(content, of_torch, tmp_path):
+def test_bombs_are_refused_in_time_and_memory(place, content, of_torch, tmp_path):
     folder = copy_of(of_torch, tmp_path)
     (folder / ".metadata").write_bytes(content)
+    folder = place.publish(folder)
     before = peak_kib()
     started = time.process_time()  # the machine may be busy
     with pytest.raises(CheckpointError, match=r"^load: rank 0: CheckpointError: \.metadata"):
@@ -178,7 +182,7 @@ def peak_kib():
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
 
 
-def test_a_compressed_member_is_refused(checkpoint, tmp_path):
+def test_a_compressed_member_is_refused(place, checkpoint, tmp_path):
     folder = copy_of(checkpoint, tmp_path)
     (folder / "trackbed.extents").unlink()
     torch.save({"step": torch.zeros(10_000_000)}, folder / "common.pt")
@@ -187,17 +191,19 @@ def test_a_compressed_member_is_refused(checkpoint, tmp_path):
     with zipfile.ZipFile(folder / "common.pt", "w", zipfile.ZIP_DEFLATED) as packed:
         for name, content in members.items():
             packed.writestr(name, content)
+    folder = place.publish(folder)
     with pytest.raises(CheckpointError, match=r"common\.pt: members must be stored plainly, but .* is compressed"):
         load({}, folder)
 
 
-@pytest.mark.parametrize("place", ["../outside", "/etc/passwd", "a/../../b", ""])
-def test_files_outside_of_the_folder_are_not_read(place, of_torch, tmp_path):
+@pytest.mark.parametrize("path", ["../outside", "/etc/passwd", "a/../../b", ""])
+def test_files_outside_of_the_folder_are_not_read(path, place, of_torch, tmp_path):
     folder = copy_of(of_torch, tmp_path)
     metadata = pickle.loads((folder / ".metadata").read_bytes())
     for found in metadata.storage_data.values():
-        found.relative_path = place
+        found.relative_path = path
     (folder / ".metadata").write_bytes(pickle.dumps(metadata))
+    folder = place.publish(folder)
     with pytest.raises(CheckpointError, match="files must lie in the folder of the checkpoint"):
         load({}, folder)
 
@@ -222,7 +228,7 @@ def test_an_object_that_could_not_be_loaded_is_not_saved(tmp_path):
 
 @with_files
 @given(st.data())
-def test_any_damage_gives_right_values_or_one_error(checkpoint, of_torch, tmp_path_factory, data):
+def test_any_damage_gives_right_values_or_one_error(place, checkpoint, of_torch, tmp_path_factory, data):
     is_ours = data.draw(st.booleans())
     whole = checkpoint if is_ours else of_torch
     folder = tmp_path_factory.mktemp("damaged") / "checkpoint"
@@ -233,20 +239,21 @@ def test_any_damage_gives_right_values_or_one_error(checkpoint, of_torch, tmp_pa
     content = bytearray((folder / name).read_bytes())
     kind = data.draw(st.sampled_from(["flip", "flip", "cut", "remove", "longer"]))
     if kind == "flip":
-        place = data.draw(st.integers(0, len(content) - 1))
-        content[place] ^= 1 << data.draw(st.integers(0, 7))
+        number = data.draw(st.integers(0, len(content) - 1))
+        content[number] ^= 1 << data.draw(st.integers(0, 7))
     elif kind == "cut":
         del content[data.draw(st.integers(0, len(content) - 1)) :]
     elif kind == "longer":
         content += b"x"
     (folder / name).unlink() if kind == "remove" else (folder / name).write_bytes(content)
-    problems = list(find_damage(folder))
+    path = place.publish(folder)
+    problems = list(find_damage(path))
     request = {"w": state_of(is_empty=True)["w"]}
     if is_ours:
         request |= {str(place): ShardedObject("o", None, (2,), (place,)) for place in range(2)}
     found, text = None, ""
     try:
-        found = load(request, folder)
+        found = load(request, path)
     except CheckpointError as error:
         text = str(error)
     if found is None:
@@ -261,20 +268,23 @@ def test_any_damage_gives_right_values_or_one_error(checkpoint, of_torch, tmp_pa
 
 @with_files
 @given(st.binary(max_size=300), st.sampled_from([".metadata", "common.pt", "metadata.json", "trackbed.extents"]))
-def test_any_bytes_are_a_description_or_an_error(checkpoint, of_torch, tmp_path_factory, content, name):
+def test_any_bytes_are_a_description_or_an_error(place, checkpoint, of_torch, tmp_path_factory, content, name):
     whole = checkpoint if name in ("trackbed.extents", "common.pt") else of_torch
     folder = tmp_path_factory.mktemp("random") / "checkpoint"
     shutil.copytree(whole, folder)
     if name == "common.pt":
         (folder / "trackbed.extents").unlink()
     (folder / name).write_bytes(content)
+    path = place.publish(folder)
     with suppress(CheckpointError):
-        load({}, folder)
-    check_commands(folder, list(find_damage(folder)))
+        load({}, path)
+    problems = list(find_damage(path))
+    if isinstance(place, FolderPlace):  # commands read addresses in no other way
+        check_commands(path, problems)
     shutil.rmtree(folder)
 
 
-def test_a_description_of_more_than_there_is_is_refused(checkpoint, tmp_path):
+def test_a_description_of_more_than_there_is_is_refused(place, checkpoint, tmp_path):
     folder = copy_of(checkpoint, tmp_path)
     path = folder / "trackbed.extents"
     content = path.read_bytes()
@@ -284,4 +294,4 @@ def test_a_description_of_more_than_there_is_is_refused(checkpoint, tmp_path):
         body = content[:16] + struct.pack("<Q", len(other)) + other + content[24 + len(head) : -4]
         path.write_bytes(body + struct.pack("<I", __import__("zlib").crc32(body)))
         with pytest.raises(CheckpointError, match=r"trackbed\.extents"):
-            load({}, folder)
+            load({}, place.publish(folder))

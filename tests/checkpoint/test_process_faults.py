@@ -1,6 +1,7 @@
 """Of three gloo processes one raises, dies or stops in each phase; and many are killed at any moment."""
 
 import json
+import os
 import random
 import re
 import subprocess
@@ -11,12 +12,13 @@ import pytest
 
 from tests.checkpoint.fault_ranks import ONLY_RANK_0, PHASES, SIZE
 
+FULL = os.environ.get("TRACKBED_TIER") == "full"
 SCRIPT = Path(__file__).parent / "fault_ranks.py"
 
 
-def run(cases, folder, limit_seconds):
+def run(cases, folder, limit_seconds, place=None):
     """What came of each case."""
-    command = [sys.executable, "-W", "ignore", str(SCRIPT), json.dumps(cases), str(folder)]
+    command = [sys.executable, "-W", "ignore", str(SCRIPT), json.dumps(cases), str(folder), place or str(folder)]
     process = subprocess.run(command, capture_output=True, text=True, timeout=limit_seconds, check=False)
     found = {line.pop("number"): line for line in map(json.loads, process.stdout.splitlines())}
     assert len(found) == len(cases), process.stderr[-3000:]
@@ -86,6 +88,10 @@ def test_what_any_rank_raises_anywhere_is_raised_by_all(tmp_path):
     ],
 )
 def test_whoever_is_killed_the_old_or_the_new_checkpoint_is_whole(action, count, tmp_path):
+    check_kills(action, count, tmp_path)
+
+
+def check_kills(action, count, tmp_path, place=None):
     draw = random.Random(count)
     cases = [
         {
@@ -100,7 +106,7 @@ def test_whoever_is_killed_the_old_or_the_new_checkpoint_is_whole(action, count,
         for _ in range(count)
     ]
     values = []
-    for case, result in zip(cases, run(cases, tmp_path, 60 + 10 * count), strict=True):
+    for case, result in zip(cases, run(cases, tmp_path, 60 + 10 * count, place), strict=True):
         old = 1.0 if case["target"] == "checkpoint" else None
         assert result["value"] in (old, 2.0), (case, result)
         assert result["hung"] == []
@@ -108,3 +114,31 @@ def test_whoever_is_killed_the_old_or_the_new_checkpoint_is_whole(action, count,
         assert (result["after"], result["left"]) == (4.0, [])
         values.append(result["value"])
     assert count < 60 or 1 <= values.count(2.0) <= count - 5
+
+
+def test_at_addresses_what_one_rank_raises_is_raised_by_all(any_bucket, tmp_path):
+    cases = all_cases(["raise"])
+    cases = cases if FULL else random.Random(3).sample(cases, 6)
+    for case, result in zip(cases, run(cases, tmp_path, 600, any_bucket.text("runs")), strict=True):
+        check(case, result)
+
+
+@pytest.mark.slow
+def test_at_addresses_a_rank_that_dies_or_stops_is_named_by_the_others(any_bucket, tmp_path):
+    cases = all_cases(["kill", "stop"])
+    for case, result in zip(cases, run(cases, tmp_path, 900, any_bucket.text("runs")), strict=True):
+        check(case, result)
+
+
+@pytest.mark.parametrize(
+    ("action", "count"),
+    [
+        ("save", 4),
+        ("checkpointer", 4),
+        pytest.param("checkpointer", 60, marks=pytest.mark.slow),
+        pytest.param("save", 60, marks=pytest.mark.slow),
+        pytest.param("dcp save", 60, marks=pytest.mark.slow),
+    ],
+)
+def test_at_addresses_whoever_is_killed_the_old_or_the_new_checkpoint_is_whole(action, count, any_bucket, tmp_path):
+    check_kills(action, count, tmp_path, any_bucket.text("runs"))

@@ -1,14 +1,17 @@
-"""Jobs in one folder that are killed one after the other: `killed_jobs.py FOLDER COUNT`.
+"""Jobs that keep checkpoints in one place and are killed one after the other: `killed_jobs.py PLACE FOLDER COUNT`.
+
+PLACE is a folder or an address; FOLDER is for reports.
 
 Each job verifies what is there, sometimes goes back to an older step, and saves until it is killed. Some have a second
 job beside them, which must be refused. After each kill the checkpoints are compared with what a model allows. Writes a
-line of JSON with what is wrong. Jobs are forked from this process, which has imported everything.
+line of JSON with what is wrong. Jobs are forked from this process, which has imported everything but the client of the
+store; what looks at the place is forked, too.
 """
 
 import json
 import os
 import random
-import shutil
+import re
 import signal
 import sys
 import time
@@ -20,9 +23,12 @@ import torch
 from tests.checkpointer.kept import removed_steps
 from trackbed import Checkpointer, ShardedTensor, load
 from trackbed.checkpoint.damage import find_damage
-from trackbed.checkpointer.steps import StepNames, steps_in
+from trackbed.checkpoint.leftovers import find_leftovers
+from trackbed.checkpointer.runs import run_in
+from trackbed.checkpointer.steps import StepNames
 from trackbed.comm import SOLO
 from trackbed.errors import CheckpointError
+from trackbed.files.stores import is_address
 
 KEEP = {"keep_last": 3, "keep_every": 10, "keep": {7}}
 
@@ -37,11 +43,11 @@ class Report:
         os.write(self.descriptor, json.dumps(line).encode() + b"\n")
 
 
-def work(folder, number, path):
+def work(place, number, path):
     """A job, which never ends by itself."""
     draw, report = random.Random(number), Report(path)
     options = {"writer": draw.choice(["thread", "thread", "process"]), "max_bytes": draw.choice([None, 1 << 20])}
-    checkpointer = Checkpointer(folder, group=SOLO, **KEEP, **options)
+    checkpointer = Checkpointer(place, group=SOLO, **KEEP, **options)
     latest = checkpointer.latest(verified=True)
     report("latest", latest)
     steps = checkpointer.steps()
@@ -68,12 +74,12 @@ def state(value):
     return {"many": many, "few": torch.full((100,), float(value))}
 
 
-def refused(folder):
-    """A second job in the folder. Exits with 0 if it is refused by name."""
+def refused(place):
+    """A second job in the place. Exits with 0 if it is refused by name."""
     try:
-        Checkpointer(folder, group=SOLO)
+        Checkpointer(place, group=SOLO)
     except CheckpointError as error:
-        return 0 if "must be kept by one job, but process" in str(error) else 1
+        return 0 if re.search(r"must be kept by one job, but (process )?\S+.* keeps checkpoints", str(error)) else 1
     return 1
 
 
@@ -89,17 +95,40 @@ def fork(function):
     return pid
 
 
-def on_disk(folder):
-    """Value of each checkpoint, by its step. Those that are not whole raise."""
-    found = {}
-    for step in steps_in(folder, StepNames()):
-        path = folder / StepNames().name(step)
+def ended(function, path):
+    """Runs a function in a process of its own, and returns what it returned, as JSON has it."""
+
+    def report():
+        path.write_text(json.dumps(function()))
+        return 0
+
+    _, status = os.waitpid(fork(report), 0)
+    if status:
+        raise RuntimeError("what looks at the place has failed")
+    return json.loads(path.read_text())
+
+
+def checkpoints_in(place):
+    """Pairs of step and value of each checkpoint. Those that are not whole raise."""
+    found = []
+    run = run_in(place)
+    for step in run.steps(StepNames()):
+        path = run.path(StepNames().name(step))
         problem = next(find_damage(path), None)
         if problem is not None:
             raise ValueError(f"{path}: {problem}")
         loaded = load(state(0), path)
-        (found[step],) = torch.cat([loaded["many"], loaded["few"]]).unique().tolist()
+        (value,) = torch.cat([loaded["many"], loaded["few"]]).unique().tolist()
+        found.append((step, value))
     return found
+
+
+def left_in(place):
+    """What unfinished saves have left, once a job has begun and ended."""
+    Checkpointer(place, group=SOLO).close()
+    if is_address(place):
+        return [one.address for one in find_leftovers(place)]
+    return [path.name for path in Path(place).iterdir() if "partial" in path.name]
 
 
 def allowed(before, lines):
@@ -132,21 +161,18 @@ def problems_of(before, found, lines):
 
 
 def main():
-    folder, count = Path(sys.argv[1]), int(sys.argv[2])
+    place, reports, count = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
     draw = random.Random(count)
-    reports = folder / "reports"
-    reports.mkdir()
-    folder = folder / "checkpoints"
     problems, before = [], {}
     for number in range(1, count + 1):
         path = reports / str(number)
-        pid = fork(partial(work, folder, number, path))
+        pid = fork(partial(work, place, number, path))
         while not (path.exists() and b"begin" in path.read_bytes()):
             time.sleep(0.005)
             if os.waitpid(pid, os.WNOHANG) != (0, 0):
                 raise RuntimeError("a job has ended by itself")
         if number % 5 == 0:
-            other = fork(partial(refused, folder))
+            other = fork(partial(refused, place))
             if os.waitpid(other, 0)[1] != 0:
                 problems.append("a second job was not refused")
         time.sleep(draw.random() * 0.3)
@@ -158,14 +184,10 @@ def main():
         lines = [json.loads(line) for line in path.read_text().splitlines()]
         if lines[0] != ["latest", max(before, default=None)]:
             problems.append(f"{lines[0]} after {before}")
-        found = on_disk(folder)
+        found = dict(ended(partial(checkpoints_in, place), reports / "found"))
         problems += problems_of(before, found, lines)
         before = found
-    checkpointer = Checkpointer(folder, group=SOLO)
-    checkpointer.close()
-    left = [one.name for one in folder.iterdir() if "partial" in one.name]
-    shutil.rmtree(folder)
-    print(json.dumps([problems, left]))
+    print(json.dumps([problems, ended(partial(left_in, place), reports / "left")]))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""A gloo rank that makes steps until the file FOLDER/end is there: `signals_rank.py FOLDER PERIOD`.
+"""A gloo rank that makes steps until the file FOLDER/end is there: `signals_rank.py FOLDER PERIOD PLACE`.
 
-It writes a line for each step at which `poll` is true. Rank 2 is slow. Ranks wait for each other every PERIOD steps.
+PLACE is a folder or an address for its checkpoints. It writes a line for each step at which `poll` is true. Rank 2 is
+slow. Ranks wait for each other every PERIOD steps.
 """
 
 import os
@@ -21,7 +22,7 @@ def main():
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     draw = random.Random(rank)
-    checkpointer = Checkpointer(folder / "checkpoints")
+    checkpointer = Checkpointer(sys.argv[3])
     checkpointer.save_on_signal(signal.SIGTERM, signal.SIGUSR1)
     print("ready", flush=True)
     step = 0

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import uuid
 from pathlib import Path
 
 import pytest
@@ -15,10 +16,14 @@ from hypothesis import strategies as st
 
 from tests.checkpointer.kept import removed_steps
 from tests.support import ROOT
+from tests.support.stores.servers import FolderPlace
 from trackbed import Checkpointer, ShardedTensor, load
+from trackbed.checkpoint.io.stored_folder import StoredFolder
+from trackbed.checkpoint.stored_save import is_given_up
 from trackbed.comm import SOLO
 from trackbed.errors import CheckpointError
 from trackbed.files import publish_folder
+from trackbed.files.stores import writes
 
 CHANGES = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate", "os.link"}
 
@@ -89,8 +94,27 @@ def state_of(value):
     return {"rows": ShardedTensor.from_rank_offsets("rows", rows), "value": value}
 
 
+@pytest.fixture(scope="module")
+def failing_requests(failures):
+    """The same failures at requests that change a bucket: before the store gets one, or after its answer."""
+    run_once = writes._run_once
+
+    def fail_before_or_after(address, request):
+        number = failures.left
+        if number is None or failures.has_ended or number % 2:
+            failures.happen() if number is not None else None
+            return run_once(address, request)
+        answer = run_once(address, request)
+        failures.happen()
+        return answer
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(writes, "_run_once", fail_before_or_after)
+        yield failures
+
+
 class Run:
-    """A run, and what must be in its folder."""
+    """A run, and what must be in its folder, or at its address."""
 
     def __init__(self, folder, options):
         self.folder, self.options = folder, options
@@ -103,7 +127,7 @@ class Run:
     def start(self):
         self.checkpointer = Checkpointer(self.folder, group=SOLO, **self.options)
         self.loaded = None
-        with pytest.raises(CheckpointError, match="must be kept by one Checkpointer"):
+        with pytest.raises(CheckpointError, match=r"must be kept by one (Checkpointer|job)"):
             Checkpointer(self.folder, group=SOLO)
 
     def restart(self):
@@ -140,7 +164,8 @@ class Run:
             assert not error
             assert found == after - removed
         # Nothing else is lost, and nothing is removed unless the new checkpoint is there.
-        is_there = step in found and value_of(self.checkpointer.path(step)) == value
+        self.values = {one: value_of(self.checkpointer.path(one)) for one in found}
+        is_there = self.values.get(step) == value
         assert is_there or error
         missing = before.keys() - found
         assert missing <= later | (removed if is_there else set()), (missing, later, removed)
@@ -148,8 +173,7 @@ class Run:
             # One operation has failed; others made good what had been done, unless it failed in doing that.
             assert is_there or missing == set()
         for one in found:
-            assert value_of(self.checkpointer.path(one)) in (before.get(one), value if one == step else None)
-        self.values = {one: value_of(self.checkpointer.path(one)) for one in found}
+            assert self.values[one] in (before.get(one), value if one == step else None)
         assert self.checkpointer.latest(verified=True) == max(found, default=None)
         if is_there and not (error and later & found):
             self.loaded = None
@@ -170,16 +194,15 @@ actions = st.one_of(
 )
 
 
-@settings(max_examples=min(settings().max_examples, 1000))
-@given(
-    options=st.fixed_dictionaries(
-        {"keep_last": st.sampled_from([None, 1, 2, 3])}, optional={"keep_every": st.sampled_from([20, 30])}
-    ),
-    history=st.lists(actions, min_size=1, max_size=10),
+OPTIONS = st.fixed_dictionaries(
+    {"keep_last": st.sampled_from([None, 1, 2, 3])}, optional={"keep_every": st.sampled_from([20, 30])}
 )
-def test_any_history_keeps_what_must_be_kept(failures, tmp_path_factory, options, history):
+HISTORIES = st.lists(actions, min_size=1, max_size=10)
+
+
+def check(history, options, folder, failures):
     logging.disable(logging.WARNING)
-    run = Run(tmp_path_factory.mktemp("run"), options)
+    run = Run(folder, options)
     try:
         for kind, *arguments in history:
             if kind == "save":
@@ -196,10 +219,34 @@ def test_any_history_keeps_what_must_be_kept(failures, tmp_path_factory, options
         logging.disable(logging.NOTSET)
 
 
+@settings(max_examples=min(settings().max_examples, 1000))
+@given(options=OPTIONS, history=HISTORIES)
+def test_any_history_keeps_what_must_be_kept(failures, tmp_path_factory, options, history):
+    check(history, options, tmp_path_factory.mktemp("run"), failures)
+
+
+@settings(max_examples=5 if settings().max_examples < 100 else 150)
+@given(options=OPTIONS, history=HISTORIES)
+def test_any_history_at_an_address_keeps_what_must_be_kept(any_bucket, failing_requests, options, history):
+    address = any_bucket.text(uuid.uuid4().hex)
+    check(history, options, address, failing_requests)
+    assert all(is_given_up(one) for one in unfinished_in(address))
+
+
+def unfinished_in(address):
+    """Saves that the markers name as unfinished."""
+    names = StoredFolder(address).folders()
+    markers = [StoredFolder(f"{address}/{name}").marker() for name in names]
+    return [one for marker in markers if marker is not None for one in marker.unfinished]
+
+
 @pytest.mark.parametrize("count", [8, pytest.param(50, marks=pytest.mark.slow)])
-def test_jobs_that_are_killed_leave_what_the_model_allows(count, tmp_path):
+def test_jobs_that_are_killed_leave_what_the_model_allows(count, place, tmp_path):
+    count = count if isinstance(place, FolderPlace) else count // 2
     script = Path(__file__).parent / "killed_jobs.py"
-    command = [sys.executable, "-W", "ignore", str(script), str(tmp_path), str(count)]
+    reports = tmp_path / "reports"
+    reports.mkdir()
+    command = [sys.executable, "-W", "ignore", str(script), place.text("run"), str(reports), str(count)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     found = subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=20 + 5 * count, check=False

@@ -27,16 +27,16 @@ SIZE = 3
     ("count", "period"),
     [(3, 1), pytest.param(100, 1, marks=pytest.mark.slow), pytest.param(100, 20, marks=pytest.mark.slow)],
 )
-def test_a_signal_at_any_moment_is_acted_on_by_all_ranks_at_one_step(count, period, tmp_path):
+def test_a_signal_at_any_moment_is_acted_on_by_all_ranks_at_one_step(count, period, place, tmp_path):
     draw = random.Random(count)
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-W", "ignore", str(RANK), str(tmp_path), str(period)],
-            env={**place, "PYTHONPATH": str(ROOT)},
+            [sys.executable, "-W", "ignore", str(RANK), str(tmp_path), str(period), place.text("checkpoints")],
+            env={**variables, "PYTHONPATH": str(ROOT)},
             stdout=subprocess.PIPE,
             text=True,
         )
-        for place in environments(SIZE)
+        for variables in environments(SIZE)
     ]
     watchdog = threading.Timer(60 + 3 * count, lambda: [rank.kill() for rank in ranks])
     watchdog.start()
@@ -68,8 +68,8 @@ def test_a_signal_at_any_moment_is_acted_on_by_all_ranks_at_one_step(count, peri
             rank.communicate()
 
 
-def test_one_process_needs_no_agreement(tmp_path):
-    with Checkpointer(tmp_path, group=SOLO) as checkpointer:
+def test_one_process_needs_no_agreement(place):
+    with Checkpointer(place.text("checkpoints"), group=SOLO) as checkpointer:
         assert not checkpointer.poll()
         checkpointer.save_on_signal(signal.SIGUSR1)
         with pytest.raises(ArgumentError, match="must be called once"):

@@ -1,18 +1,15 @@
 """Objects that unfinished saves have left in a store."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final
 
 from trackbed.checkpoint.folder import any_folder
 from trackbed.checkpoint.format.marker import MARKER_NAME, Marker, UnfinishedSave, is_save_id
-from trackbed.checkpoint.io.stored_folder import StoredFolder
+from trackbed.checkpoint.io.stored_folder import StoredFolder, read_markers
 from trackbed.checkpoint.stored_save import give_up_saves, is_given_up
-from trackbed.errors import ArgumentError
+from trackbed.errors import ArgumentError, TrackbedError
 from trackbed.files.publish import Writer, state_of_writer
 from trackbed.files.stores import list_objects, parse_address
-
-_NO_WRITER: Final = UnfinishedSave("", "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,19 +53,33 @@ def find_leftovers(folder: str) -> list[Leftover]:
             sizes.setdefault("/".join(above), {})
         elif above and is_save_id(above[-1]):
             sizes.setdefault("/".join(above[:-1]), {}).setdefault(above[-1], []).append(num_bytes)
+    folders = [StoredFolder(place) for place in sorted(sizes)]
     # Markers are read after the listing: a save that began, or ended, meanwhile is named by them.
-    return [one for place, found in sorted(sizes.items()) for one in _of_folder(StoredFolder(place), found)]
+    leftovers = []
+    for place, marker in zip(sorted(sizes), read_markers(folders), strict=True):
+        if isinstance(marker, TrackbedError):
+            raise marker
+        for save in unfinished_among(sizes[place], marker):
+            found = sizes[place].get(save.save_id, [])
+            leftovers.append(Leftover(place, save.save_id, len(found), sum(found), save.writer, state_of_save(save)))
+    return leftovers
 
 
-def _of_folder(folder: StoredFolder, sizes: dict[str, list[int]]) -> Iterator[Leftover]:
-    marker = folder.marker() or Marker()
+def unfinished_among(save_ids: Iterable[str], marker: Marker) -> list[UnfinishedSave]:
+    """Returns saves that a marker names as unfinished, and those that it does not name, without a writer. Pure.
+
+    Args:
+        save_ids: ids of saves of which there are objects.
+        marker: marker of their folder, which was read after these were listed.
+    """
     unfinished = {save.save_id: save for save in marker.unfinished}
-    named = {save.save_id for save in marker.set_aside} | ({marker.current.save_id} if marker.current else set())
-    for save_id in sorted((sizes.keys() - named) | unfinished.keys()):
-        found, save = sizes.get(save_id, []), unfinished.get(save_id, _NO_WRITER)
-        is_dead = save is _NO_WRITER or is_given_up(save)
-        state = Writer.dead if is_dead else state_of_writer(save.writer)
-        yield Leftover(str(folder), save_id, len(found), sum(found), save.writer, state)
+    named = {save.save_id for save in (*marker.set_aside, *filter(None, [marker.current]))}
+    return [unfinished.get(one, UnfinishedSave(one, "")) for one in sorted({*save_ids, *unfinished} - named)]
+
+
+def state_of_save(save: UnfinishedSave) -> Writer:
+    """State of the writer of an unfinished save; `dead` for a save that cannot become a checkpoint any more."""
+    return Writer.dead if not save.writer or is_given_up(save) else state_of_writer(save.writer)
 
 
 def remove_leftover(leftover: Leftover) -> None:

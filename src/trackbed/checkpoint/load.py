@@ -17,6 +17,7 @@ from trackbed.checkpoint.folder import CheckpointFolder, any_folder, open_for_al
 from trackbed.checkpoint.format.catalogue import Catalogue, StoredTensor
 from trackbed.checkpoint.io.boxes import BoxReader, BoxToFill, fill_boxes
 from trackbed.checkpoint.io.file_reader import AnyFolder
+from trackbed.checkpoint.io.stored_folder import StoredFolder
 from trackbed.checkpoint.megatron_arguments import refuses_megatron_arguments
 from trackbed.checkpoint.paused_collector import paused_collector
 from trackbed.checkpoint.plan.exchange import Exchange, exchange_parts, must_exchange, parse_exchange, plan_parts
@@ -116,7 +117,7 @@ def load(
         group: the ranks, as a `comm.Group` or a process group of torch; by default those of `torch.distributed`, or
             this process alone.
         exchange: how tensors are read that several ranks want. "none": each rank reads them. "flat": one rank reads and
-            sends them to the others. "auto": "none" if all ranks are on one host, otherwise "flat".
+            sends them to the others. "auto": "none" for a folder if all ranks are on one host, otherwise "flat".
         allow_cast: True if tensors may be loaded into types that cannot hold all their values.
         observe: called with the name and the seconds of each phase.
 
@@ -463,7 +464,7 @@ def load_shards(
     ]
     with torch.no_grad():
         exchanged: set[int] = set()
-        if must_exchange(meeting, exchange):
+        if must_exchange(meeting, exchange, is_stored=isinstance(folder.path, StoredFolder)):
             exchanged = _exchange(shards, loaded, folder, meeting)
         places = []
         with BoxReader(folder.path, folder.catalogue) as reader:
@@ -512,13 +513,10 @@ def _exchange(shards: Sequence[Shard], targets: Sequence[Any], folder: Checkpoin
         number = numbers[row - first]
         return _box(tensors[number], targets[number])
 
-    with BoxReader(folder.path, folder.catalogue) as reader:
+    def read(places: list[BoxToFill]) -> None:
+        fill_boxes(places, folder.path, folder.catalogue, meeting.poll)
 
-        def read(key: str, box: torch.Tensor, place: tuple[int, ...]) -> None:
-            meeting.poll()
-            reader.read_box(key, box, place)
-
-        exchange_parts(meeting, table, parts, target, read)
+    exchange_parts(meeting, table, parts, target, read)
     rows = {row - first for part in parts for row in part.rows.tolist()}
     return {numbers[row] for row in rows if 0 <= row < len(numbers)}
 

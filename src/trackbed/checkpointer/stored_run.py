@@ -6,19 +6,17 @@ from collections.abc import Callable, Sequence
 from trackbed.checkpoint.begin_save import AnySave
 from trackbed.checkpoint.format.dcp_metadata import DCP_METADATA
 from trackbed.checkpoint.format.extents import Described
-from trackbed.checkpoint.format.marker import Marker
+from trackbed.checkpoint.format.marker import Marker, is_save_id
 from trackbed.checkpoint.io.file_reader import AnyFolder
-from trackbed.checkpoint.io.stored_folder import StoredFolder
-from trackbed.checkpoint.stored_save import (
-    change_marker,
-    give_up_saves,
-    hide_stored_checkpoint,
-    is_given_up,
-)
+from trackbed.checkpoint.io.stored_folder import StoredFolder, read_markers
+from trackbed.checkpoint.leftovers import state_of_save, unfinished_among
+from trackbed.checkpoint.stored_save import change_marker, give_up_saves, hide_stored_checkpoint
 from trackbed.checkpointer.lease import Lease
 from trackbed.checkpointer.steps import StepNames
 from trackbed.errors import TrackbedError
-from trackbed.files.publish import Writer, state_of_writer
+from trackbed.files import stores
+from trackbed.files.publish import Writer
+from trackbed.files.stores import parse_address
 
 logger = logging.getLogger(__name__)
 
@@ -71,8 +69,14 @@ class StoredRun:
         Raises:
             StoreError: the store refuses, or does not answer in time.
         """
-        steps = {name: names.step_of(name) for name in self._folder.folders()}
-        return sorted(step for name, step in steps.items() if step is not None and _is_there(self._folder / name))
+        steps = []
+        folders = self._folders(names)
+        for (step, folder), marker in zip(folders.items(), read_markers(list(folders.values())), strict=True):
+            if isinstance(marker, TrackbedError):
+                raise marker
+            if marker.current is not None or folder.opened_as(None).has(DCP_METADATA):
+                steps.append(step)
+        return steps
 
     def commit(self, save: AnySave, described: Described, later: Sequence[AnyFolder]) -> list[str]:
         """Makes a save a checkpoint, and sets others aside before; see `LocalRun.commit`."""
@@ -100,21 +104,25 @@ class StoredRun:
         """
         return hide_stored_checkpoint(self._folder / name)
 
+    def _folders(self, names: StepNames) -> dict[int, StoredFolder]:
+        """Folders of steps, which may have no checkpoint, in rising order."""
+        found = {name: names.step_of(name) for name in self._folder.folders()}
+        steps = sorted((step, name) for name, step in found.items() if step is not None)
+        return {step: self._folder / name for step, name in steps}
+
     def _remove_dead(self, names: StepNames, previous: str | None) -> None:
         """Gives up saves whose writers are dead, on this host or because their lease has run out."""
         elsewhere = []
-        for name in self._folder.folders():
-            if names.step_of(name) is None:
+        folders = list(self._folders(names).values())
+        listed = stores.list_folders([parse_address(str(folder)) for folder in folders])
+        # Markers are read after the listing: a save that began, or ended, meanwhile is named by them.
+        for folder, below, marker in zip(folders, listed, read_markers(folders), strict=True):
+            if isinstance(marker, TrackbedError):
+                logger.warning("%s: is passed over: %s", folder, marker)
                 continue
-            folder = self._folder / name
-            try:
-                marker = folder.marker()
-            except TrackbedError as error:
-                logger.warning("%s: is passed over: %s", folder, error)
-                continue
-            for save in () if marker is None else marker.unfinished:
-                is_of_previous = save.writer == previous and state_of_writer(save.writer) is not Writer.living
-                if is_given_up(save) or is_of_previous:
+            for save in unfinished_among(filter(is_save_id, below), marker):
+                state = state_of_save(save)
+                if state is Writer.dead or (save.writer == previous and state is not Writer.living):
                     give_up_saves(folder, [save.save_id])
                 else:
                     elsewhere.append(f"{folder}/{save.save_id} ({save.writer})")
@@ -133,9 +141,3 @@ def _reinstate(folder: StoredFolder, save_id: str) -> None:
         change_marker(folder, lambda marker: marker.reinstated(save_id))
     except TrackbedError as error:
         logger.warning("%s/%s: was set aside, and must be the checkpoint again, but: %s", folder, save_id, error)
-
-
-def _is_there(folder: StoredFolder) -> bool:
-    """True if a folder has a checkpoint."""
-    opened = folder.opened()
-    return opened.save_id is not None or opened.has(DCP_METADATA)

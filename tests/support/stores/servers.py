@@ -131,6 +131,42 @@ def any_bucket(request, monkeypatch):
     return S3Bucket(endpoint)
 
 
+class FolderPlace:
+    """A folder below which checkpoints lie."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def text(self, name):
+        """Path of what has a name."""
+        return str(self.folder / name)
+
+    def publish(self, folder):
+        """Returns where to read a folder that a test has written."""
+        return folder
+
+
+class BucketPlace(S3Bucket):
+    """A new bucket in which checkpoints lie."""
+
+    def publish(self, folder):
+        """Returns where to read a folder that a test has written: the address of a copy."""
+        name = uuid.uuid4().hex
+        for path in folder.iterdir():
+            self.put(f"{name}/{path.name}", path.read_bytes())
+        return self.text(name)
+
+
+@pytest.fixture(params=["folder", "moto", pytest.param("ceph", marks=pytest.mark.slow)])
+def place(request, tmp_path, monkeypatch):
+    """A place for checkpoints of each kind."""
+    if request.param == "folder":
+        return FolderPlace(tmp_path)
+    endpoint = request.getfixturevalue(f"{request.param}_endpoint")
+    use_endpoint(monkeypatch, endpoint)
+    return BucketPlace(endpoint)
+
+
 class Proxy:
     """Passes requests on to a server, and changes some of the answers.
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from trackbed.checkpoint.format.marker import MARKER_NAME, MOST_MARKER_BYTES, Marker
 from trackbed.checkpoint.io.range_reader import Bytes, RangeReader
-from trackbed.errors import CheckpointError, StoreError
+from trackbed.errors import CheckpointError, StoreError, TrackbedError
 from trackbed.files import stores
 from trackbed.files.stores import Address, ObjectRange, ObjectStamp, parse_address
 from trackbed.files.stores.requests import ReplacedError
@@ -101,7 +101,7 @@ class StoredFolder:
 
     def folders(self) -> list[str]:
         """Names of the folders in this one, sorted."""
-        return stores.list_folders(parse_address(self.address))
+        return stores.list_folders([parse_address(self.address)])[0]
 
     def read(self, name: str) -> bytes | None:
         """Reads a file; None if there is none."""
@@ -153,6 +153,25 @@ class StoredFolder:
         if stamp is None:
             raise CheckpointError(f"{name}: must be in {self}, but there is no such object")
         return ObjectReader(self.object_at(name), name, stamp)
+
+
+def read_markers(folders: Sequence[StoredFolder]) -> list[Marker | TrackbedError]:
+    """Reads the markers of several folders at once; an empty one for a folder without, or the error in its place."""
+    addresses = [parse_address(f"{folder}/{MARKER_NAME}") for folder in folders]
+    found: list[Marker | TrackbedError] = []
+    for folder, address, answer in zip(folders, addresses, stores.fetch_heads(addresses, _SMALL_BYTES), strict=True):
+        try:
+            if isinstance(answer, FileNotFoundError):
+                found.append(Marker())
+            elif isinstance(answer, Exception):
+                raise answer
+            elif len(answer[1]) < answer[0].size_bytes:
+                found.append(folder.marker() or Marker())
+            else:
+                found.append(Marker.decode(bytes(answer[1]), address.text))
+        except TrackbedError as error:
+            found.append(error)
+    return found
 
 
 class ObjectReader(RangeReader):

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from trackbed.checkpoint.io.box_parts import cut_box
+from trackbed.checkpoint.io.boxes import BoxToFill
 from trackbed.checkpoint.plan.assignment import group_copies
 from trackbed.checkpoint.plan.shard_table import DTYPES, Table
 from trackbed.checkpoint.ranks import Meeting
@@ -24,12 +25,14 @@ from trackbed.kernels import assign_least_loaded
 Exchange = Literal["auto", "none", "flat"]
 """Way of tensors that several ranks want: each rank reads for itself ("none"), or one reads and sends ("flat").
 
-"auto" is "none" where all ranks are on one host, which reads each byte of a file once, and "flat" otherwise.
+"auto" is "none" for files where all ranks are on one host, which reads each byte once, and "flat" otherwise.
 """
 Int64s = npt.NDArray[np.int64]
 Numbers = tuple[int, ...]
 
-_PART_BYTES: Final = 4 << 20
+_MIN_PART_BYTES: Final = 4 << 20
+_MAX_PART_BYTES: Final = 16 << 20
+"""Bytes of a part among few ranks: both ends of a part are read to the next whole MiB, so large parts read less."""
 _ROUND_BYTES: Final = 64 << 20
 """Bytes that a rank sends, and that it receives, in one collective, unless one part has more. The ranks meet before
 each; a rank has up to three times as much memory for it."""
@@ -64,8 +67,14 @@ def parse_exchange(exchange: Any) -> Exchange:
     return names[names.index(exchange)]
 
 
-def must_exchange(meeting: Meeting, exchange: Exchange) -> bool:
-    """Collective over the ranks, the first time: True if ranks are to send each other what they read."""
+def must_exchange(meeting: Meeting, exchange: Exchange, *, is_stored: bool) -> bool:
+    """Collective over the ranks, the first time: True if ranks are to send each other what they read.
+
+    Args:
+        meeting: the ranks.
+        exchange: the way.
+        is_stored: True for what lies in an object store, of which a host keeps nothing that it has read.
+    """
     parse_exchange(exchange)
     if exchange == "none" or meeting.size == 1:
         return False
@@ -75,7 +84,7 @@ def must_exchange(meeting: Meeting, exchange: Exchange) -> bool:
         raise ArgumentError(
             "exchange: must be 'none' or 'auto' for ranks without a process group of torch, found 'flat'"
         )
-    if exchange == "flat":
+    if exchange == "flat" or is_stored:
         return True
     if meeting.group not in _on_one_host:
         hosts = meeting.group.all_gather(boot_id())
@@ -92,6 +101,7 @@ def plan_parts(table: Table, num_ranks: int) -> list[SharedBox]:
     """
     rows, starts = group_copies(table, np.flatnonzero((table.shape > 0).all(axis=1)))
     boxes: list[tuple[int, int, Numbers, Numbers, int]] = []
+    most_bytes = min(max(_MIN_PART_BYTES, _ROUND_BYTES // num_ranks), _MAX_PART_BYTES)
     for start, end in itertools.pairwise([*starts.tolist(), len(rows)]):
         row = int(rows[start])
         if (table.rank[rows[start:end]] == table.rank[row]).all():
@@ -100,7 +110,7 @@ def plan_parts(table: Table, num_ranks: int) -> list[SharedBox]:
         box = tuple(table.offset[row, :axes].tolist()), tuple(table.shape[row, :axes].tolist())
         itemsize = DTYPES[table.dtype[row]].itemsize
         boxes += [
-            (start, end, first, shape, prod(shape) * itemsize) for first, shape in cut_box(*box, itemsize, _PART_BYTES)
+            (start, end, first, shape, prod(shape) * itemsize) for first, shape in cut_box(*box, itemsize, most_bytes)
         ]
     bounds = np.array([part[:2] for part in boxes], dtype=np.int64).reshape(-1, 2)
     costs = np.array([part[-1] for part in boxes], dtype=np.int64)
@@ -117,7 +127,7 @@ def exchange_parts(
     table: Table,
     parts: Sequence[SharedBox],
     targets: Callable[[int], torch.Tensor],
-    read: Callable[[str, torch.Tensor, Numbers], None],
+    read: Callable[[list[BoxToFill]], None],
 ) -> None:
     """Collective over the ranks: reads the parts, and fills the tensors of all ranks that want them.
 
@@ -126,22 +136,22 @@ def exchange_parts(
         table: wanted tensors of all ranks.
         parts: result of `plan_parts`.
         targets: returns the tensor of a row of this rank.
-        read: fills a tensor from a place of a stored tensor; gets its key, the tensor, and the first element.
+        read: fills tensors from places of stored tensors.
     """
     for some in _rounds(table, parts, meeting.size):
         sent: list[list[torch.Tensor]] = [[] for _ in range(meeting.size)]
         awaited: list[list[SharedBox]] = [[] for _ in range(meeting.size)]
+        own = [part for part in some if part.reader == meeting.rank]
+        raws = [torch.zeros(_padded(part.num_bytes), dtype=torch.uint8, device="cpu") for part in own]
+        boxes = [_box_in(raw, table, part) for raw, part in zip(raws, own, strict=True)]
+        keys = [table.keys[table.key[part.rows[0]]] for part in own]
+        read([BoxToFill(key, box, part.first) for key, box, part in zip(keys, boxes, own, strict=True)])
+        for part, raw, box in zip(own, raws, boxes, strict=True):
+            _fill(meeting.rank, table, part, box, targets)
+            for holder in _holders(table, part) - {meeting.rank}:
+                sent[holder].append(raw)
         for part in some:
-            holders = sorted(set(table.rank[part.rows].tolist()))
-            if part.reader == meeting.rank:
-                raw = torch.zeros(_padded(part.num_bytes), dtype=torch.uint8, device="cpu")
-                box = _box_in(raw, table, part)
-                read(table.keys[table.key[part.rows[0]]], box, part.first)
-                _fill(meeting.rank, table, part, box, targets)
-                for holder in holders:
-                    if holder != meeting.rank:
-                        sent[holder].append(raw)
-            elif meeting.rank in holders:
+            if part.reader != meeting.rank and meeting.rank in _holders(table, part):
                 awaited[part.reader].append(part)
         received = _all_to_all(meeting, sent, [sum(_padded(part.num_bytes) for part in found) for found in awaited])
         place = 0
@@ -149,6 +159,11 @@ def exchange_parts(
             size = _padded(part.num_bytes)
             _fill(meeting.rank, table, part, _box_in(received[place : place + size], table, part), targets)
             place += size
+
+
+def _holders(table: Table, part: SharedBox) -> set[int]:
+    """Ranks that want a part."""
+    return set(table.rank[part.rows].tolist())
 
 
 def _rounds(table: Table, parts: Sequence[SharedBox], num_ranks: int) -> Iterator[list[SharedBox]]:

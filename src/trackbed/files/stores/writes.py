@@ -30,6 +30,7 @@ _PART_BYTES: Final = 16 << 20
 _LARGE_PART_BYTES: Final = 64 << 20
 _MOST_DELETED: Final = 1000
 """Objects that one request of S3 can remove."""
+_LISTINGS_IN_FLIGHT: Final = 16
 _MOST_COMPARED: Final = 64 << 20
 """Bytes of an object that a conditional write may have."""
 _MOST_PARTS: Final = 10_000
@@ -152,19 +153,32 @@ def read_version(address: Address, *, most_bytes: int) -> tuple[ObjectVersion, b
     return found, bytes(content)
 
 
-def list_folders(folder: Address) -> list[str]:
-    """Returns the names of the folders directly below a folder address, sorted, by one listing.
+def list_folders(folders: Sequence[Address]) -> list[list[str]]:
+    """Returns the names of the folders directly below each folder address, sorted, by a listing of each.
 
     Raises:
         ArgumentError: the scheme is read only.
         StoreError: the store refuses, or does not answer in time.
     """
-    check_writable(folder)
+    for folder in folders:
+        check_writable(folder)
+    if not folders:
+        return []
     if is_forked():
-        return list(forked_requests.call("list_folders", folder))
-    bucket = open_writable_bucket(folder)
-    found = _run_once(folder, partial(bucket.folders, folder))
-    return sorted(key.rstrip("/").rpartition("/")[2] for key in found)
+        return list(forked_requests.call("list_folders", list(folders)))
+    deadline = time.monotonic() + timeout_seconds()
+    turns = asyncio.Semaphore(_LISTINGS_IN_FLIGHT)
+
+    async def list_one(folder: Address) -> list[str]:
+        request = partial(open_writable_bucket(folder).folders, folder)
+        async with turns:
+            found = await retry_until(deadline, request, folder)
+        return sorted(key.rstrip("/").rpartition("/")[2] for key in found)
+
+    async def list_all() -> list[list[str]]:
+        return await asyncio.gather(*map(list_one, folders))
+
+    return run_until(deadline, list_all(), where=folders[0].text)
 
 
 def delete_object(address: Address) -> None:
