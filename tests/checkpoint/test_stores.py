@@ -408,23 +408,3 @@ def test_a_save_that_has_just_begun_is_not_taken_for_dead(bucket, monkeypatch):
     monkeypatch.setattr(stored_save.stores, "put_if", put_and_look)
     save({"step": 1}, bucket.text("run/step-1"))
     assert set(states) == {Writer.living}
-
-
-@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-def test_each_byte_of_foreign_items_is_asked_for_about_once(bucket, proxy, tmp_path):
-    """Items of another program have no checksums of parts, and are read whole."""
-    tensors = {f"w{number}": torch.rand(50_000) for number in range(8)}
-    dcp.save(dict(tensors), checkpoint_id=str(tmp_path / "torch"), no_dist=True)
-    num_bytes = 0
-    for path in (tmp_path / "torch").iterdir():
-        bucket.put(f"step-1/{path.name}", path.read_bytes())
-        num_bytes += path.stat().st_size
-    proxy.log.clear()
-    opened = open_checkpoint(bucket.text("step-1"))
-    for key, tensor in tensors.items():
-        assert torch.equal(opened[key][...], tensor)
-    spans = [span for _, _, span in proxy.log if span]
-    ranges = [tuple(map(int, found.removeprefix("bytes=").split("-"))) for found in spans]
-    # Of small files, up to 1 MiB is asked for.
-    assert sum(stop - start + 1 for start, stop in ranges if stop - start + 1 < 1 << 20) < 1.2 * num_bytes
-    assert list(find_damage(bucket.text("step-1"))) == []

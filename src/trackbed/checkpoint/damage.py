@@ -60,7 +60,9 @@ def _problems(opened: CheckpointFolder, progress: Callable[[int], None], share: 
     if number == 0:
         yield from _of_description(opened)
     with BoxReader(opened.path, opened.catalogue) as reader:
-        for key in list(opened.catalogue.objects)[number::count]:
+        share_of_objects = list(opened.catalogue.objects)[number::count]
+        reader.expect(share_of_objects)
+        for key in share_of_objects:
             try:
                 reader.read_object(key)
             except CheckpointError as error:

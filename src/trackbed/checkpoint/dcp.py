@@ -444,6 +444,8 @@ class StorageReader(_OfFolder, storage.StorageReader):
         places: list[BoxToFill] = []
         filled = []
         with torch.no_grad(), opened.naming_replacement(), BoxReader(opened.path, opened.catalogue) as reader:
+            keys = [item.storage_index.fqn for item in plan.items if item.type.name == "BYTE_IO"]
+            reader.expect(key for key in keys if key not in self._values)
             for item in plan.items:
                 key = item.storage_index.fqn
                 if item.type.name == "BYTE_IO":

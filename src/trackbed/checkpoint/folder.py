@@ -99,10 +99,10 @@ class CheckpointFolder:
         """Objects that torch has saved, and tensors in lists, nested as they were."""
         common: dict[str, Any] = {}
         paths = self.catalogue.paths
+        wanted = [key for key in self.catalogue.objects if not is_left_out(key)]
         with BoxReader(self.path, self.catalogue) as reader:
-            for key in self.catalogue.objects:
-                if is_left_out(key):
-                    continue
+            reader.expect(wanted)
+            for key in wanted:
                 try:
                     value = reader.read_object(key)
                 except RefusedClassError as error:  # the program may not want it

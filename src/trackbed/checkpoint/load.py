@@ -468,6 +468,7 @@ def load_shards(
             exchanged = _exchange(shards, loaded, folder, meeting)
         places = []
         with BoxReader(folder.path, folder.catalogue) as reader:
+            reader.expect(shard.unique_key for shard in shards if isinstance(shard, ShardedObject))
             for number, shard in enumerate(shards):
                 if isinstance(shard, ShardedObject):
                     meeting.poll()

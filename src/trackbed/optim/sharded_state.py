@@ -252,6 +252,7 @@ def load_sharded_state(
                     _optimizers_of(optimizer), models, opened, common, meeting, prefix, options, allow_cast=allow_cast
                 )
             with BoxReader(opened.path, opened.catalogue) as reader:
+                reader.expect(extra.values())
                 objects = {name: reader.read_object(key) for name, key in extra.items()}
             # Nothing is changed on any rank before all ranks have found that what is stored fits.
             meeting.group.barrier()

@@ -5,7 +5,7 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, wait
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from threading import Event
 from types import TracebackType
@@ -49,6 +49,8 @@ class BoxReader:
         self._folder = folder
         self._catalogue = catalogue
         self._readers: dict[int, RangeReader] = {}
+        self._expected: deque[str] = deque()
+        self._fetched: set[str] = set()
         self._open = ExitStack()
         self._staging = torch.empty(0, dtype=torch.uint8, device="cpu")
         self._lanes: dict[torch.device, UploadLane] = {}
@@ -68,10 +70,17 @@ class BoxReader:
         Raises:
             CheckpointError: it is damaged, or has classes that are not allowed.
         """
+        if unique_key not in self._fetched:
+            self._fetch_objects(unique_key)
         content = self._read_item(self._catalogue.objects[unique_key], unique_key)
         found = load_torch_item(content, f"{self._file_of(self._catalogue.objects[unique_key])}: {unique_key}")
         is_sharded = _SHARDED_OBJECT.search(unique_key) is not None  # others are those of torch's own checkpoints
         return found[0] if is_sharded and isinstance(found, list) and len(found) == 1 else found
+
+    def expect(self, unique_keys: Iterable[str]) -> None:
+        """Says which objects are read next, in this order: from an object store many of them are fetched together."""
+        self._expected = deque(unique_keys)
+        self._fetched = set()
 
     def read_bytes(self, row: int, what: str) -> bytes:
         """Reads an item as it is stored.
@@ -131,8 +140,29 @@ class BoxReader:
         Args:
             places: the boxes that are read next.
         """
+        self._hold(ranges_of(places, self._catalogue))
+
+    def _fetch_objects(self, unique_key: str) -> None:
+        """Fetches an object, and those that are expected behind it, if it is expected."""
+        while self._expected and self._expected[0] != unique_key:
+            self._expected.popleft()
+        rows: list[int] = []
+        num_bytes = 0
+        self._fetched = set()
+        while self._expected and (not rows or num_bytes < _GROUP_BYTES):
+            key = self._expected.popleft()
+            rows.append(self._catalogue.objects[key])
+            num_bytes += int(self._catalogue.num_bytes[rows[-1]])
+            self._fetched.add(key)
+        starts = self._catalogue.start[rows].tolist()
+        ends = (self._catalogue.start[rows] + self._catalogue.num_bytes[rows]).tolist()
+        with suppress(CheckpointError):  # the read of an object itself says what is wrong with it
+            self._hold(zip(rows, starts, ends, strict=True))
+
+    def _hold(self, found: Iterable[tuple[int, int, int]]) -> None:
+        """Fetches ranges, each with the row whose file has it."""
         ranges: dict[int, list[tuple[int, int]]] = {}
-        for row, start, stop in ranges_of(places, self._catalogue):
+        for row, start, stop in found:
             ranges.setdefault(int(self._catalogue.file[row]), []).append((start, stop))
             self._reader(row)
         for number, of_file in ranges.items():

@@ -1,7 +1,7 @@
 """Writes items of a rank to objects of a store, of a size that one request writes.
 
-An object appears whole or not at all, and nothing of it is left if its request fails, unlike an upload in parts.
-Payloads that lie in the memory of the host are sent from there.
+An object appears whole or not at all, and nothing of it is left if its request fails, unlike an upload in parts, which
+only an item takes that is large and cannot be cut. Payloads that lie in the memory of the host are sent from there.
 """
 
 from collections import deque
@@ -22,7 +22,6 @@ from trackbed.checkpoint.io.file_writer import WrittenItem, bytes_of
 from trackbed.checkpoint.io.range_reader import Bytes
 from trackbed.checkpoint.io.written_files import WrittenFiles
 from trackbed.daemon_threads import DaemonThreads
-from trackbed.errors import CheckpointError
 from trackbed.files import stores
 from trackbed.files.checksum import crc32
 from trackbed.files.stores import Address
@@ -32,8 +31,6 @@ OBJECT_BYTES: Final = 64 << 20
 """Bytes of an item from which on it is cut, and of an object from which on another one begins."""
 _SMALL_BYTES: Final = 64 << 10
 """Bytes of a payload up to which it is copied, so that an object does not have thousands of buffers."""
-_MOST_OBJECT_BYTES: Final = 5 << 30
-"""Bytes that one request can write in S3."""
 
 
 class _Object:
@@ -116,7 +113,6 @@ def write_objects(
         in_flight: objects that are written at the same time.
 
     Raises:
-        CheckpointError: an item is too large for one request.
         StoreError: the store refuses, or does not answer in time.
     """
     free = iter(names)
@@ -155,10 +151,6 @@ def _filled(pieces: Iterable[torch.Tensor | bytes]) -> Iterator[_Object]:
     content, count = _Object(), 0
     for piece in pieces:
         size = len(piece) if isinstance(piece, bytes) else piece.nbytes
-        if size > _MOST_OBJECT_BYTES:
-            raise CheckpointError(
-                f"an object of the state must have at most {_MOST_OBJECT_BYTES:,} bytes, found {size:,}"
-            )
         if content.position and content.position + size > OBJECT_BYTES:
             yield content
             content, count = _Object(), count + 1

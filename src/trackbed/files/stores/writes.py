@@ -1,12 +1,14 @@
 """Writing objects: each appears whole, or not at all."""
 
 import asyncio
+import bisect
 import contextlib
 import math
 import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 
 
 _Result = TypeVar("_Result")
+_LARGE_BYTES: Final = 512 << 20
+"""Bytes from which on buffers are written in parts."""
 _PART_BYTES: Final = 16 << 20
 _LARGE_PART_BYTES: Final = 64 << 20
 _MOST_DELETED: Final = 1000
@@ -81,9 +85,10 @@ def put_if_absent(address: Address, raw: "Buffer") -> bool:
 
 
 def put_buffers(address: Address, buffers: Sequence["Buffer"]) -> None:
-    """Writes an object of the bytes of several buffers, in the place of one that is there, by one request.
+    """Writes an object of the bytes of several buffers, in the place of one that is there.
 
-    The buffers are not copied: they must stay as they are until this returns.
+    Up to 512 MiB are written by one request, and not copied: the buffers must stay as they are until this returns. More
+    are written in parts of 64 MiB, of which four are copied at a time; see `put_file` for what may be left of them.
 
     Args:
         address: the object, of scheme `s3`, `gs`, `az` or `file`.
@@ -91,14 +96,18 @@ def put_buffers(address: Address, buffers: Sequence["Buffer"]) -> None:
 
     Raises:
         ArgumentError: the scheme is read only.
-        StoreError: the store refuses, or does not answer within `TRACKBED_STORE_TIMEOUT` seconds.
+        StoreError: the store refuses, or does not answer within `TRACKBED_STORE_TIMEOUT` seconds; or no part passes
+            within twice that time.
     """
     check_writable(address)
     if is_forked():
-        forked_requests.call("put_bytes", address, b"".join(buffers))
+        forked_requests.call("put_buffers", address, [b"".join(buffers)])
         return
     bucket = open_writable_bucket(address)
-    if any(memoryview(buffer).nbytes for buffer in buffers):
+    content = _Buffers(address, buffers)
+    if content.num_bytes > _LARGE_BYTES:
+        _put_parts(bucket, content, None)
+    elif any(memoryview(buffer).nbytes for buffer in buffers):
         _run_once(address, partial(bucket.put_buffers, address, buffers))
     else:
         _run_once(address, partial(bucket.put, address, b""))  # of no pieces the library makes no object
@@ -254,6 +263,34 @@ def put_file(address: Address, path: str | Path, *, progress: Callable[[int], ob
         os.close(descriptor)
 
 
+class _Buffers:
+    """Buffers one behind the other, cut into parts."""
+
+    def __init__(self, address: Address, buffers: Sequence["Buffer"]) -> None:
+        self.address = address
+        self.part_bytes = _LARGE_PART_BYTES
+        self._views = [memoryview(buffer).cast("B") for buffer in buffers]
+        self._ends = list(accumulate(map(len, self._views)))
+        self.num_bytes = self._ends[-1] if self._ends else 0
+
+    @property
+    def starts(self) -> range:
+        """First byte of each part."""
+        return range(0, self.num_bytes, self.part_bytes)
+
+    def read(self, start: int) -> bytes:
+        """Returns the part that begins at `start`."""
+        pieces, wanted = [], min(self.part_bytes, self.num_bytes - start)
+        number = bisect.bisect_right(self._ends, start)
+        while wanted:
+            view = self._views[number]
+            low = max(0, len(view) - (self._ends[number] - start))
+            piece = view[low : low + wanted]
+            pieces.append(piece)
+            start, wanted, number = start + len(piece), wanted - len(piece), number + 1
+        return b"".join(pieces)
+
+
 class _OpenFile:
     """An open file, cut into parts.
 
@@ -301,7 +338,7 @@ class _OpenFile:
         return raw
 
 
-def _put_parts(bucket: WritableBucket, file: _OpenFile, progress: Callable[[int], object] | None) -> None:
+def _put_parts(bucket: WritableBucket, file: _OpenFile | _Buffers, progress: Callable[[int], object] | None) -> None:
     """Writes an object in parts. A part is read when an earlier one has passed, so that the time begins anew."""
     seconds, done = timeout_seconds(), 0
     deadline = time.monotonic() + seconds

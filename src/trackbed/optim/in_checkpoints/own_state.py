@@ -99,6 +99,7 @@ def stored_state_of_own(
     divided: dict[str, dict[str, str]] = {}
     states = {name: dict(state) for name, state in stored.plain.items() if name in params}
     with BoxReader(opened.path, opened.catalogue) as reader:
+        reader.expect(key for name in params for key in stored.objects.get(name, {}).values())
         for name in params:
             for field, key in stored.objects.get(name, {}).items():
                 states.setdefault(name, {})[field] = reader.read_object(key)

@@ -168,9 +168,10 @@ def _groups_of_dcp(folder: CheckpointFolder, start: str) -> tuple[list[State], d
     """
     values: dict[str, Any] = {}
     with BoxReader(folder.path, folder.catalogue) as reader:
-        for key in folder.catalogue.objects:
-            if key.startswith(start):
-                values[key[len(start) :]] = reader.read_object(key)
+        keys = [key for key in folder.catalogue.objects if key.startswith(start)]
+        reader.expect(keys)
+        for key in keys:
+            values[key[len(start) :]] = reader.read_object(key)
         for key in folder.catalogue.tensors:
             if key.startswith(start):
                 values[key[len(start) :]] = reader.read_tensor(key)

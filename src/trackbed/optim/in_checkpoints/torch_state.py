@@ -335,6 +335,7 @@ def read_objects(
         CheckpointError: an object belongs to a rank, and was saved on another number of ranks.
     """
     with BoxReader(folder.path, folder.catalogue) as reader:
+        reader.expect(key for name, fields in stored.objects.items() if name in names for key in fields.values())
         return {
             name: {field: reader.read_object(_require_same_ranks(key, num_ranks)) for field, key in fields.items()}
             for name, fields in stored.objects.items()
