@@ -98,9 +98,10 @@ bench-ckpt: $(VENV)/bench.done ## Saves, loads and exports of checkpoints, again
 	$(BIN)/python -m benchmarks.stalls
 	$(BIN)/python -m benchmarks.saves_in_training
 
-bench-stores: $(VENV)/bench.done ## Samples and checkpoints in an S3 server on loopback, against obstore and megatron-core: ten minutes; needs root and Ceph
+bench-stores: $(VENV)/bench.done ## Samples and checkpoints in an S3 server on loopback, against obstore and megatron-core: a quarter of an hour; needs root and Ceph
 	$(BIN)/python tests/support/stores/ceph.py $(BIN)/python -W ignore -m benchmarks.stores
 	$(BIN)/python tests/support/stores/ceph.py $(BIN)/python -W ignore -m benchmarks.stored_checkpoints
+	$(BIN)/python tests/support/stores/ceph.py $(BIN)/python -W ignore -m benchmarks.mirrors
 
 # Uses the Python that has torch for CUDA, and no virtual environment: `make gpu PYTHON=python3 GPU_ARGS="--only steps"`.
 gpu: ## Everything that needs a GPU, on a machine with one: eight minutes

@@ -92,7 +92,7 @@ def test_whoever_is_killed_the_old_or_the_new_checkpoint_is_whole(action, count,
 
 
 def check_kills(action, count, tmp_path, place=None):
-    longest = 3.0 if place is not None or action == "dcp save" else 0.25
+    longest = (0.25 if place is None else 3.0) if action != "dcp save" else 3.0 if place is None else 8.0
     draw = random.Random(count)
     cases = [
         {

@@ -1,19 +1,29 @@
 """Copies of committed checkpoints in a second place, behind the training loop."""
 
 import logging
+import re
 import shutil
 import time
+from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 
 from tests.checkpoint.test_stores import saves_in, state_of, value_of
+from tests.checkpointer.mirrored_rank import TIMEOUT
+from tests.support.processes.launching import run_script
 from trackbed import Checkpointer
 from trackbed.checkpoint import load
+from trackbed.checkpoint.damage import find_damage
+from trackbed.checkpoint.leftovers import find_leftovers
 from trackbed.checkpointer.lease import LEASE_NAME
 from trackbed.checkpointer.mirror import REWOUND_NAME
 from trackbed.comm import SOLO, run_ranks
 from trackbed.errors import ArgumentError, CheckpointError, StoreError
+from trackbed.files.stores import is_address
+
+RANK = Path(__file__).parent / "mirrored_rank.py"
 
 
 @pytest.fixture(params=["folder", "bucket"])
@@ -114,6 +124,7 @@ def test_a_mirror_that_fails_is_told_and_holds_the_newest_after_it_is_back(
                 assert not checkpointer.poll()
             group.barrier()
             proxy.faults = []
+            wait_until(lambda: checkpointer.history[2].mirrored_seconds is not None)  # it is tried again
             group.barrier()
             checkpointer.save(4, state_of(group, 4))
             checkpointer.wait()
@@ -228,3 +239,22 @@ def test_a_run_whose_first_place_is_lost_does_not_begin_anew_while_its_mirror_is
                 call()
         proxy.faults = []
         assert checkpointer.latest(verified=True) is None or checkpointer.latest() == 1
+
+
+@pytest.mark.slow
+def test_a_rank_that_dies_during_a_copy_is_named_and_the_next_job_makes_the_mirror_whole(mirror, tmp_path):
+    place, names = mirror
+    run = partial(run_script, RANK, 2, tmp_path / "run", place, limit_seconds=60)
+    ((found,),) = run("die", gone=1)
+    assert found[0].startswith("mirror: ")
+    assert re.search(r"\brank 1\b", found[0])
+    assert found[1] < 1.2 * TIMEOUT
+    assert list(find_damage(f"{place}/step-0000001")) == []
+    assert run("whole")[0][0][0] is None
+    for step in (1, 3, 4):
+        assert list(find_damage(f"{place}/step-{step:07}")) == []
+    assert len(names()) in (3, 4)
+    if is_address(place):
+        assert find_leftovers(place) == []
+    else:
+        assert [path for path in Path(place).iterdir() if "partial" in path.name] == []

@@ -5,6 +5,10 @@ from pathlib import Path
 import pytest
 
 from tests.support.processes.launching import run_script
+from trackbed.checkpoint.copy_checkpoint import copy_checkpoint
+from trackbed.checkpoint.io.stored_folder import StoredFolder
+from trackbed.checkpoint.ranks import meet
+from trackbed.comm import SOLO
 
 HERE = Path(__file__).parent
 SHIM = str(HERE / "megatron_lm")
@@ -49,3 +53,20 @@ def test_both_programs_load_and_list_alike_what_one_of_them_saves(tmp_path, save
     """Fields and calls of requests and distributions are in the same order, too."""
     run(saver, "save", saved, tmp_path)
     assert run("trackbed", "load", loaded, tmp_path) == run("megatron", "load", loaded, tmp_path)
+
+
+def test_megatron_loads_what_was_downloaded_from_a_bucket(bucket, tmp_path, monkeypatch):
+    monkeypatch.setattr("trackbed.checkpoint.copy_checkpoint.OBJECT_BYTES", 64)  # tensors are cut
+    (tmp_path / "saved").mkdir()
+    (tmp_path / "downloaded").mkdir()
+    run("trackbed", "save", "2x1", tmp_path / "saved")
+    for folder in (tmp_path / "saved").iterdir():
+        stored = StoredFolder(bucket.text(folder.name))
+        with meet("copy", SOLO) as meeting:
+            copy_checkpoint(folder, stored, meeting, lambda save, described: save.commit(described))
+        save_id = stored.opened().save_id
+        (tmp_path / "downloaded" / folder.name).mkdir()
+        for key in list(bucket.keys()):
+            if key.startswith(f"{folder.name}/{save_id}/"):
+                (tmp_path / "downloaded" / folder.name / key.rpartition("/")[2]).write_bytes(bucket.get(key))
+    assert run("megatron", "load", "1x2", tmp_path / "downloaded")

@@ -1,5 +1,6 @@
 """A second place of the checkpoints of a run, to which committed ones are copied behind the training loop."""
 
+import itertools
 import logging
 import time
 from collections.abc import Callable
@@ -25,6 +26,9 @@ from trackbed.files.stores.time_limit import at_most
 logger = logging.getLogger(__name__)
 
 _SHORT_SECONDS: Final = 5.0
+_FIRST_PAUSE: Final = 1.0
+_LONGEST_PAUSE: Final = 300.0
+_LOOK_SECONDS: Final = 0.05
 REWOUND_NAME: Final = ".mirror.rewound"
 """File in the first folder with a step behind which the mirror has checkpoints of another branch."""
 
@@ -32,8 +36,9 @@ REWOUND_NAME: Final = ".mirror.rewound"
 class Mirror:
     """Copies committed checkpoints to a second place, the newest first, one at a time.
 
-    The threads of all ranks meet once for each committed checkpoint, under the number of its save. Rank 0 says then
-    what is copied: the newest that the mirror lacks. So a mirror that falls behind skips to the newest.
+    The threads of all ranks meet for each committed checkpoint, under the number of its save. Rank 0 says then what is
+    copied: the newest that the mirror lacks. So a mirror that falls behind skips to the newest. After a failure they
+    meet again, after longer and longer pauses, until the copy is there or a newer checkpoint is committed.
 
     Args:
         source: the first place.
@@ -66,9 +71,11 @@ class Mirror:
         self._newest: SaveRecord | None = None
         self._records: dict[int, SaveRecord] = {}
         """Saves that are not copied, by their steps."""
-        self._is_taken = self._has_retried = False
-        self._is_behind = False
-        """True if the newest could not be copied; the same on all ranks."""
+        self._number = -1
+        """Number of the newest save."""
+        self._is_taken = False
+        self._is_ending = False
+        """True while the end of the copies is waited for, which are not tried again and again then."""
         self._problems: list[str] = []
         self._lock = Lock()
 
@@ -99,7 +106,10 @@ class Mirror:
             number: its number, the same on all ranks.
         """
         if not self._every or record.step % self._every == 0:
-            self._submit(record, f"mirror {number}")
+            with self._lock:
+                self._newest = self._records[record.step] = record
+                self._number = number
+            self._last = self._thread.submit(partial(self._copy, number))
 
     def problems(self) -> list[str]:
         """Texts about copies that have failed, once."""
@@ -123,49 +133,43 @@ class Mirror:
         Args:
             is_over: true once it must not wait any longer.
         """
-        if self._wait(is_over) and self._is_behind and self._newest is not None and not self._has_retried:
-            self._has_retried = True
-            self._submit(self._newest, "mirror at the end")
-        return self._wait(is_over)
+        self._is_ending = True
+        while self._last is not None and not self._last.done():
+            if is_over():
+                self._is_ending = False
+                return False
+            time.sleep(0.02)
+        return True
 
     def close(self) -> None:
         """Ends the thread, and lets another job keep checkpoints in the second place."""
         self._thread.end()
         self.run.release()
 
-    def _wait(self, is_over: Callable[[], bool]) -> bool:
-        while self._last is not None and not self._last.done():
-            if is_over():
-                return False
-            time.sleep(0.02)
-        return True
-
-    def _submit(self, record: SaveRecord, meeting_name: str) -> None:
-        with self._lock:
-            self._newest = self._records[record.step] = record
-        self._last = self._thread.submit(partial(self._copy, meeting_name))
-
-    def _copy(self, meeting_name: str) -> None:
+    def _copy(self, number: int) -> None:
         """Collective over the threads of the ranks: copies the newest checkpoint, if the mirror lacks it."""
-        newest, start = self._newest, time.perf_counter()
-        chosen = None
+        for attempt in itertools.count():
+            if self._try(number, attempt):
+                return
+
+    def _try(self, number: int, attempt: int) -> bool:
+        """Makes an attempt. Returns True, on all ranks, if none follows."""
+        chosen, is_last, start = None, True, time.perf_counter()
         try:
             # A group of its own for each meeting: one that has failed is not used again.
-            with meet("mirror", self._group.child(meeting_name)) as meeting:
-                if meeting.rank == 0 and newest is not None and newest.mirrored_seconds is None:
-                    chosen = self.copied = newest.step
-                chosen = meeting.group.broadcast(chosen)
+            with meet("mirror", self._group.child(f"mirror {number}.{attempt}")) as meeting:
+                found = self._choose(number, attempt, meeting) if meeting.rank == 0 else None
+                chosen, is_last = meeting.group.broadcast(found)
+                start = time.perf_counter()
                 if chosen is not None:
                     self._copy_step(int(chosen), meeting)
-        except (TrackbedError, OSError, RuntimeError) as error:  # training goes on, and the next one is tried
-            self._is_behind = True
+        except (TrackbedError, OSError, RuntimeError) as error:  # training goes on
             self._note_problem(chosen, str(error))
-            return
+            return bool(is_last)
         finally:
             self.copied = None
         if chosen is None:
-            return
-        self._is_behind = False
+            return True
         with self._lock:
             record = self._records.get(int(chosen))
             if record is not None:
@@ -173,6 +177,26 @@ class Mirror:
             self._records = {step: one for step, one in self._records.items() if step > int(chosen)}
         if self._group.rank == 0:
             self._remove_old(int(chosen))
+        return True
+
+    def _choose(self, number: int, attempt: int, meeting: Meeting) -> tuple[int | None, bool]:
+        """Chooses, on rank 0, the step that is copied, after a pause behind an attempt that has failed.
+
+        Returns:
+            The step, or None to copy nothing; and whether no further attempt follows if this one fails.
+        """
+        pause = min(_FIRST_PAUSE * 2 ** min(attempt - 1, 20), _LONGEST_PAUSE) if attempt else 0.0
+        deadline = time.monotonic() + pause
+        while time.monotonic() < deadline and not self._is_ending:
+            if self._number > number:
+                return None, True  # the threads meet under the number of the newer one
+            meeting.poll()
+            time.sleep(_LOOK_SECONDS)
+        newest = self._newest
+        if newest is None or newest.mirrored_seconds is not None:
+            return None, True
+        self.copied = newest.step
+        return newest.step, self._is_ending
 
     def _note_problem(self, step: int | None, text: str) -> None:
         with self._lock:
