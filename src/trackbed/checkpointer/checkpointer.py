@@ -1,6 +1,5 @@
 """Saves checkpoints of a run while training goes on, and finds them again."""
 
-import atexit
 import contextlib
 import logging
 import math
@@ -9,10 +8,10 @@ import signal
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Literal, Self
+from typing import Any, Literal, Self
 
 from trackbed.checkpoint.background.snapshot import Snapshot
 from trackbed.checkpoint.begin_save import AnySave
@@ -24,6 +23,7 @@ from trackbed.checkpointer.filled import filled
 from trackbed.checkpointer.groups import groups_of
 from trackbed.checkpointer.mirror import Mirror
 from trackbed.checkpointer.one_caller import OneCaller
+from trackbed.checkpointer.open_checkpointers import add_open, discard_open
 from trackbed.checkpointer.options import (
     check_alike,
     check_number,
@@ -34,6 +34,7 @@ from trackbed.checkpointer.options import (
 )
 from trackbed.checkpointer.places import Places
 from trackbed.checkpointer.records import SaveRecord
+from trackbed.checkpointer.removal import Removal
 from trackbed.checkpointer.runs import AnyRun, LocalRun, run_in
 from trackbed.checkpointer.signals import SignalAgreement, check_signals
 from trackbed.checkpointer.steps import DEFAULT_PATTERN, Keep, Retention, StepNames
@@ -41,7 +42,7 @@ from trackbed.checkpointer.writer import BackgroundSave, BackgroundWriter, Write
 from trackbed.comm.rendezvous import Stopped, cause_of
 from trackbed.comm.store import StoreUnreachable
 from trackbed.comm.torch_group import check_initialized
-from trackbed.errors import ArgumentError, CheckpointError, TrackbedError
+from trackbed.errors import ArgumentError, CheckpointError
 from trackbed.files.stores import is_address
 from trackbed.optim import load_sharded_state
 
@@ -50,12 +51,8 @@ logger = logging.getLogger(__name__)
 OnBusy = Literal["wait", "skip", "error"]
 OnFailure = Literal["raise", "warn"]
 SnapshotKind = Literal["copied", "deferred"]
-_END_SECONDS: Final = 5.0
 _SAVE, _LOAD = "save", "load"
 """First items of what ranks exchange: a rank at another operation sends something else."""
-_open: Final["weakref.WeakSet[Checkpointer]"] = weakref.WeakSet()
-_closed_signals: Final[set[SignalAgreement]] = set()
-"""Agreements that were closed, and whose threads may still run at the end of the program."""
 
 
 class Checkpointer:
@@ -145,7 +142,7 @@ class Checkpointer:
                 raise ArgumentError("mirror: must be given for mirror_every and mirror_keep_last, but is None")
             if observe is not None and not callable(observe):
                 raise ArgumentError(f"observe: must be a function of a name and seconds, found {observe!r}")
-            self._retention = Retention(keep_last, keep_every, keep)
+            self._removal = Removal(self._run, self._names, Retention(keep_last, keep_every, keep))
             options = {"folder": str(self._run), "on_busy": on_busy, "on_failure": on_failure, "writer": writer}
             options |= {"snapshot": snapshot, "mirror": str(second), "pattern": pattern}
             check_alike(meeting, {**options, **numbers, "max_bytes": None})
@@ -178,16 +175,11 @@ class Checkpointer:
         # A checkpointer that is dropped without `close` must not keep the folder from the next one.
         weakref.finalize(self, _release, os.getpid(), self._run, self._mirror).atexit = False
         self._signals: SignalAgreement | None = None
-        self._loading: set[int | None] = set()
-        self._hidden: list[Callable[[], None]] = []
-        """Functions that remove the files of checkpoints that are none any more."""
-        self._removing = threading.Lock()
-        """Held while checkpoints are chosen, to be loaded or to be removed."""
         self._loaded: list[int] | None = None
         """Step that was loaded, until the first save after it is whole."""
         self.history: list[SaveRecord] = []
         """Saves of this process, in order."""
-        _open.add(self)
+        add_open(self)
 
     def __enter__(self) -> Self:
         return self
@@ -238,7 +230,7 @@ class Checkpointer:
             for step in reversed(meeting.group.broadcast(self.steps() if meeting.rank == 0 else [])):
                 places = [str(place) for place in self._places.of_step(step)] if meeting.rank == 0 else []
                 for place in meeting.group.broadcast(places):
-                    with self._in_use(step):
+                    with self._removal.using(step):
                         share = meeting.rank, meeting.size
                         problem = next(find_damage(place, lambda _: meeting.poll(), share=share), None)
                         problems = [one for one in meeting.group.all_gather(problem) if one is not None]
@@ -306,7 +298,7 @@ class Checkpointer:
         def end(error: BaseException | None) -> None:
             record.error = None if error is None else str(error)
             record.total_seconds = time.perf_counter() - start
-            self._remove_hidden()
+            self._removal.remove_hidden()
             if error is None:
                 self._places.note_saved(step)
                 if self._mirror is not None:
@@ -329,8 +321,7 @@ class Checkpointer:
             with meet("save", self._calls) as meeting:
                 self._check_open()
                 check_step(step)
-                if callable(self._retention.keep):
-                    self._retention.keep(step)  # what it raises is raised here, and not behind training
+                self._removal.try_keep(step)  # what `keep` raises is raised here, and not behind training
                 if self._may_begin(step, meeting):
                     snapshot = self._writer.take(state, meeting, phases, content)
         except BaseException:
@@ -463,13 +454,12 @@ class Checkpointer:
             self._mirror.close()
             for problem in self._mirror.problems():
                 logger.warning("%s", problem)
-        _open.discard(self)
         self._is_closed = True
         self._run.release()
         self._writer.end()
         if self._signals is not None:
             self._signals.close()
-            _closed_signals.add(self._signals)
+        discard_open(self, self._signals)
 
     def load(self, state: dict[str, Any], step: int | None = None) -> dict[str, Any] | None:
         """Collective over the ranks: loads a checkpoint; see `trackbed.load`.
@@ -527,9 +517,7 @@ class Checkpointer:
                 if step is not None:
                     check_step(step)
                 if meeting.rank == 0:
-                    with self._removing:  # what is found is not removed before it is noted
-                        found[1] = self.latest() if step is None else step
-                        self._loading.add(found[1])
+                    found[1] = self._removal.use(self.latest if step is None else lambda: step)
                     found[2] = None if found[1] is None else os.fspath(self.path(found[1]))
                 offered = meeting.group.broadcast([_LOAD, *found])
                 if not isinstance(offered, list) or offered[:1] != [_LOAD]:
@@ -541,20 +529,11 @@ class Checkpointer:
                     )
             yield found[2]
         finally:
-            self._loading.discard(found[1])
+            self._removal.release(found[1])
         self._loaded = None if found[1] is None else [found[1]]
         if step is None and self._loaded is not None and self._writer.is_busy:
             # The newest was wanted: the save in flight is no later branch.
             self._loaded = [max(found[1], self.history[-1].step)]
-
-    @contextlib.contextmanager
-    def _in_use(self, step: int) -> Iterator[None]:
-        """Keeps a checkpoint while the block runs."""
-        self._loading.add(step)
-        try:
-            yield
-        finally:
-            self._loading.discard(step)
 
     def _may_begin(self, step: int, meeting: Meeting) -> bool:
         """Collective over the ranks: agrees on whether a save begins, after the end of the one before."""
@@ -620,28 +599,8 @@ class Checkpointer:
                 f"step {loaded[0]} was loaded" if loaded[0] >= 0 else "no checkpoint was whole",
                 ", ".join(map(str, aside)),
             )
-        self._hide_old(step)  # before the other ranks hear of the commit, so that all find the same steps
-
-    def _hide_old(self, newest: int) -> None:
-        """Makes checkpoints none that are not to be kept. One that stays is no reason to fail."""
-        try:
-            with self._removing:
-                in_use = {newest, *self._loading, None if self._mirror is None else self._mirror.copied}
-                for step in self._retention.steps_to_remove(self._run.steps(self._names), in_use):
-                    self._hidden.append(self._run.hide(self._names.name(step)))
-        except (OSError, TrackbedError) as error:
-            logger.warning("%s: earlier checkpoints must be removed, but: %s", self._run, error)
-        except Exception:
-            logger.exception("%s: earlier checkpoints must be removed, but keep raises", self._run)
-
-    def _remove_hidden(self) -> None:
-        """Removes the files of checkpoints that are none any more, which may take long."""
-        hidden, self._hidden = self._hidden, []
-        for remove in hidden:
-            try:
-                remove()
-            except (OSError, TrackbedError) as error:
-                logger.warning("%s: an earlier checkpoint must be removed, but: %s", self._run, error)
+        # Before the other ranks hear of the commit, so that all find the same steps.
+        self._removal.hide_old({step, None if self._mirror is None else self._mirror.copied})
 
     def _observer_of(self, record: SaveRecord) -> Observer:
         def observe(name: str, seconds: float) -> None:
@@ -665,31 +624,3 @@ def _release(process: int, run: AnyRun, mirror: Mirror | None) -> None:
         run.release()
         if mirror is not None:
             mirror.run.release()
-
-
-def _forget_parent() -> None:
-    """Forgets the checkpointers of the process that this one was forked from, whose threads it does not have."""
-    _open.clear()
-    _closed_signals.clear()
-
-
-os.register_at_fork(after_in_child=_forget_parent)
-
-
-def _drain() -> None:
-    """Waits for the saves in flight at the end of the program."""
-    # Threads that the program would wait for, too, may still train and save.
-    for thread in threading.enumerate():
-        if not thread.daemon and thread not in (threading.current_thread(), threading.main_thread()):
-            thread.join()
-    for checkpointer in list(_open):
-        try:
-            checkpointer.close()
-        except CheckpointError:
-            logger.exception("%s: the last save has failed", checkpointer)
-    for signals in list(_closed_signals):
-        signals.wait_for_end(_END_SECONDS)
-
-
-# Threads cannot start others once the interpreter begins to end, which is before the functions of `atexit` are called.
-getattr(threading, "_register_atexit", atexit.register)(_drain)
