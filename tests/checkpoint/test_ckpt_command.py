@@ -73,7 +73,7 @@ def test_damage_is_exit_status_1(checkpoint, tmp_path):
     file.write_bytes(content)
     status, output = run("verify", checkpoint)
     assert status == 1
-    assert output.startswith("trackbed: __1_0.distcp: its checksum must be")
+    assert output.startswith(f"trackbed: {checkpoint}: __1_0.distcp: its checksum must be")
     assert run("verify", tmp_path)[0] == 1
     assert run("verify")[0] == 2
 

@@ -221,7 +221,7 @@ def test_a_save_that_another_program_has_given_up_cannot_commit(bucket, monkeypa
     monkeypatch.setattr(object_writer.stores, "put_buffers", put_and_give_up)
     with pytest.raises(CheckpointError, match="another program has given this save up since"):
         save({"rows": state_of(SOLO, 1)["rows"]}, address)
-    assert bucket.keys() == []
+    assert saves_in(bucket, "step-1") == set()
 
 
 def test_what_dead_processes_have_left_is_removed_by_the_next_save(bucket):
@@ -285,7 +285,7 @@ def test_a_store_without_conditional_writes_is_named_at_the_first_save(bucket, m
     monkeypatch.setattr(stored_save.stores, "put_if", ignoring)
     with pytest.raises(CheckpointError, match="must have conditional writes"):
         save({"step": 1}, bucket.text("step-1"))
-    assert bucket.keys() == []
+    assert saves_in(bucket, "step-1") == set()
 
 
 def test_faults_on_the_way_end_in_the_old_checkpoint_or_the_new_one(bucket, proxy, monkeypatch):
@@ -296,7 +296,7 @@ def test_faults_on_the_way_end_in_the_old_checkpoint_or_the_new_one(bucket, prox
     generator = np.random.default_rng(1)
     faults = [500, 503, 429, "reset", "lost answer", "cut", 403]
     for value in range(1, 13):
-        proxy.faults = [None] * int(generator.integers(0, 14)) + [faults[value % len(faults)]]
+        proxy.faults = [None] * int(generator.integers(0, 10)) + [faults[value % len(faults)]]
         try:
             save(state_of(SOLO, value), address)
         except CheckpointError as error:
@@ -408,3 +408,74 @@ def test_a_save_that_has_just_begun_is_not_taken_for_dead(bucket, monkeypatch):
     monkeypatch.setattr(stored_save.stores, "put_if", put_and_look)
     save({"step": 1}, bucket.text("run/step-1"))
     assert set(states) == {Writer.living}
+
+
+def test_no_marker_is_ever_removed_as_a_late_request_would_remove_that_of_a_later_save(bucket, monkeypatch):
+    """A request to remove that arrives late, after its program has given it up, must find nothing that counts."""
+    removed, (delete, delete_all) = [], (stored_save.stores.delete_object, stored_save.stores.delete_objects)
+    monkeypatch.setattr(stored_save.stores, "delete_object", lambda one: (removed.append(one.text), delete(one)))
+
+    def delete_and_note(addresses):
+        found = list(addresses)
+        removed.extend(one.text for one in found)
+        delete_all(found)
+
+    monkeypatch.setattr(stored_save.stores, "delete_objects", delete_and_note)
+    address, folder = bucket.text("step-1"), StoredFolder(bucket.text("step-1"))
+    with monkeypatch.context() as patch:
+        patch.setattr(stored_save.StoredSave, "commit", lambda *_: (_ for _ in ()).throw(CheckpointError("it broke")))
+        with pytest.raises(CheckpointError, match="it broke"):
+            save({"step": 1}, address)
+    save({"step": 1}, address)
+    save({"step": 2}, address)
+    stored_save.hide_stored_checkpoint(folder)()
+    save({"step": 3}, address)
+    change_marker(folder, methodcaller("with_unfinished", UnfinishedSave("a" * 32, "another-1.5.5")))
+    stored_save.give_up_saves(folder, ["a" * 32])
+    assert load(address)["step"] == 3
+    assert len({text.split("/")[-2] for text in removed}) >= 3
+    assert not any(text.endswith(MARKER_NAME) for text in removed)
+
+
+def test_the_files_of_a_save_are_no_place_for_another(bucket):
+    save({"step": 1}, bucket.text("step-1"))
+    (save_id,) = saves_in(bucket, "step-1")
+    with pytest.raises(CheckpointError, match=f"that of the files of a save: save to {bucket.text('step-1')}"):
+        save({"step": 2}, bucket.text(f"step-1/{save_id}"))
+    assert load(bucket.text("step-1"))["step"] == 1
+
+
+def test_what_is_in_the_place_of_a_checkpoint_is_said(bucket):
+    for step in (1, 2):
+        save({"step": step}, bucket.text(f"run/step-{step}"))
+    with pytest.raises(CheckpointError, match="there is no such object; step-2 in it is one"):
+        load(bucket.text("run"))
+    folder = StoredFolder(bucket.text("run/step-2"))
+    save_id = folder.opened().save_id
+    change_marker(folder, Marker.superseded)
+    with pytest.raises(CheckpointError, match=f"it was set aside, and is at {folder}/{save_id}"):
+        load(str(folder))
+    assert load(f"{folder}/{save_id}")["step"] == 2
+    for key in list(bucket.keys()):
+        if key.startswith("run/step-1/") and not key.endswith(MARKER_NAME):
+            bucket.delete(key)
+    with pytest.raises(CheckpointError, match=f"which {MARKER_NAME} names, cannot be read: it has been removed"):
+        load(bucket.text("run/step-1"))
+    with pytest.raises(CheckpointError, match="pass an address as a string: Path turns s3:// into s3:/"):
+        load(Path(bucket.text("run/step-1")))
+
+
+def test_what_no_marker_names_is_removed_only_where_a_save_has_left_it(bucket, caplog):
+    address, left, foreign = bucket.text("step-1"), "a" * 32, "b" * 32
+    save({"step": 1}, address)
+    bucket.put(f"step-1/{left}/__0_0.distcp", b"1")
+    bucket.put(f"step-1/{foreign}/wandb.log", b"1")
+    bucket.put(f"copied/{left}/__0_0.distcp", b"1")  # a copy under way, whose marker comes last
+    stored_save.remove_unnamed_saves([StoredFolder(address), StoredFolder(bucket.text("copied"))])
+    assert f"{address}/{left}/: 1 objects that a killed program had left have been removed" in caplog.text
+    assert left not in saves_in(bucket, "step-1")
+    assert foreign in saves_in(bucket, "step-1")
+    assert saves_in(bucket, "copied") == {left}
+    assert {one.address: one.state for one in find_leftovers(bucket.text("copied"))} == {
+        bucket.text(f"copied/{left}"): Writer.elsewhere
+    }

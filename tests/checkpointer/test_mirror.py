@@ -3,6 +3,7 @@
 import logging
 import re
 import shutil
+import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,9 @@ from tests.support.processes.launching import run_script
 from trackbed import Checkpointer
 from trackbed.checkpoint import load
 from trackbed.checkpoint.damage import find_damage
+from trackbed.checkpoint.format.marker import MARKER_NAME
 from trackbed.checkpoint.leftovers import find_leftovers
+from trackbed.checkpointer import mirror as mirror_module
 from trackbed.checkpointer.lease import LEASE_NAME
 from trackbed.checkpointer.mirror import REWOUND_NAME
 from trackbed.comm import SOLO, run_ranks
@@ -36,7 +39,8 @@ def mirror(request, tmp_path):
 
     def names():
         keys = list(bucket.keys())
-        return sorted({key.split("/")[1] for key in keys if key.startswith("mirror/step")})
+        data = [key for key in keys if key.startswith("mirror/step") and not key.endswith(MARKER_NAME)]
+        return sorted({key.split("/")[1] for key in data})
 
     return bucket.text("mirror"), names
 
@@ -258,3 +262,100 @@ def test_a_rank_that_dies_during_a_copy_is_named_and_the_next_job_makes_the_mirr
         assert find_leftovers(place) == []
     else:
         assert [path for path in Path(place).iterdir() if "partial" in path.name] == []
+
+
+class SlowCommits:
+    """Commits of copies that wait until they may go on."""
+
+    def __init__(self, monkeypatch):
+        self.begun, self.goes_on = threading.Event(), threading.Event()
+        copy = mirror_module.copy_checkpoint
+
+        def copy_slowly(source, target, meeting, commit):
+            def commit_later(*arguments):
+                self.begun.set()
+                self.goes_on.wait(20)
+                commit(*arguments)
+
+            copy(source, target, meeting, commit_later)
+
+        monkeypatch.setattr(mirror_module, "copy_checkpoint", copy_slowly)
+
+
+def test_a_step_that_is_saved_again_while_it_is_copied_is_copied_again(mirror, tmp_path, monkeypatch):
+    place, _ = mirror
+    slow = SlowCommits(monkeypatch)
+    with Checkpointer(tmp_path / "run", group=SOLO, mirror=place) as checkpointer:
+        for value in (1, 2):
+            checkpointer.save(1, state_of(SOLO, value))
+            checkpointer.wait()
+            assert slow.begun.wait(20)
+        slow.goes_on.set()
+        wait_until(lambda: checkpointer.history[1].mirrored_seconds is not None)
+    assert value_of(f"{place}/step-0000001") == 2
+
+
+def test_a_step_of_the_branch_that_was_left_is_not_copied_any_more(mirror, tmp_path, monkeypatch):
+    place, _ = mirror
+    with Checkpointer(tmp_path / "run", group=SOLO, mirror=place) as checkpointer:
+        checkpointer.save(1, state_of(SOLO, 1))
+        checkpointer.wait()
+        wait_until(lambda: checkpointer.history[0].mirrored_seconds is not None)
+        with monkeypatch.context() as patch:
+            patch.setattr(mirror_module, "_FIRST_PAUSE", 0.3)
+            patch.setattr(mirror_module, "copy_checkpoint", lambda *_: (_ for _ in ()).throw(StoreError("it is down")))
+            checkpointer.save(9, state_of(SOLO, 9))
+            checkpointer.wait()
+            wait_until(lambda: checkpointer.history[1].mirror_error is not None)
+        checkpointer.load(state_of(SOLO, 0), step=1)
+        commit = checkpointer._run.commit
+
+        def commit_slowly(*arguments):
+            time.sleep(1)
+            return commit(*arguments)
+
+        monkeypatch.setattr(checkpointer._run, "commit", commit_slowly)
+        checkpointer.save(2, state_of(SOLO, 2))
+        checkpointer.wait()
+        wait_until(lambda: checkpointer.history[2].mirrored_seconds is not None)
+        assert checkpointer.steps() == [1, 2]
+    with Checkpointer(tmp_path / "run", group=SOLO, mirror=place) as checkpointer:
+        assert checkpointer.steps() == [1, 2]
+
+
+def test_a_step_that_is_to_be_copied_is_not_removed(mirror, tmp_path, monkeypatch):
+    place, names = mirror
+    options = {"keep_last": 1, "mirror": place, "mirror_every": 10}
+    with Checkpointer(tmp_path / "run", group=SOLO, **options) as checkpointer:
+        with monkeypatch.context() as patch:
+            patch.setattr(mirror_module, "copy_checkpoint", lambda *_: (_ for _ in ()).throw(StoreError("it is down")))
+            checkpointer.save(10, state_of(SOLO, 10))
+            checkpointer.wait()
+            wait_until(lambda: checkpointer.history[0].mirror_error is not None)
+        for step in (11, 12):
+            checkpointer.save(step, state_of(SOLO, step))
+            checkpointer.wait()
+        wait_until(lambda: checkpointer.history[0].mirrored_seconds is not None)
+        checkpointer.save(13, state_of(SOLO, 13))
+        checkpointer.wait()
+        assert not (tmp_path / "run" / "step-0000010").exists()
+    assert names() == ["step-0000010"]
+    assert value_of(f"{place}/step-0000010") == 10
+
+
+def test_a_close_tries_a_mirror_that_is_down_twice_at_most(tmp_path, bucket, monkeypatch):
+    attempts = []
+
+    def fail(*_):
+        attempts.append(1)
+        time.sleep(0.5)
+        raise StoreError("it is down")
+
+    monkeypatch.setattr(mirror_module, "copy_checkpoint", fail)
+    checkpointer = Checkpointer(tmp_path / "run", group=SOLO, mirror=bucket.text("mirror"))
+    for step in range(10):
+        checkpointer.save(step, state_of(SOLO, step))
+        checkpointer.wait()
+    before = len(attempts)
+    checkpointer.close()
+    assert len(attempts) <= before + 2

@@ -10,7 +10,7 @@ import torch
 from tests.checkpoint.test_stores import saves_in, state_of, value_of
 from trackbed import Checkpointer, sharded_state
 from trackbed.checkpoint import load, open_checkpoint
-from trackbed.checkpoint.format.marker import UnfinishedSave
+from trackbed.checkpoint.format.marker import MARKER_NAME, Marker, UnfinishedSave
 from trackbed.checkpoint.io import object_writer
 from trackbed.checkpoint.io.stored_folder import StoredFolder
 from trackbed.checkpoint.stored_save import change_marker
@@ -30,8 +30,12 @@ def bucket(any_bucket):
 
 
 def names_in(bucket, folder):
-    """Names directly in a folder of a bucket."""
-    keys = list(bucket.keys())
+    """Names directly in a folder of a bucket, without those where a marker alone is left that names nothing."""
+    keys = [
+        key
+        for key in list(bucket.keys())
+        if not key.endswith(MARKER_NAME) or Marker.decode(bucket.get(key), key).current is not None
+    ]
     return {key.removeprefix(f"{folder}/").split("/")[0] for key in keys if key.startswith(f"{folder}/")}
 
 
@@ -127,7 +131,7 @@ def test_one_job_at_a_time_keeps_checkpoints_in_a_folder(bucket, monkeypatch, ca
         monkeypatch.setattr(lease_module, "own_writer", lambda: "another-1.5.5")
         first._run._lease._own = "elsewhere-1.5.5.0"
         time.sleep(0.5)
-        with pytest.raises(CheckpointError, match=r"elsewhere-1.5.5.0 keeps checkpoints in it"):
+        with pytest.raises(CheckpointError, match="but process 5 of elsewhere keeps checkpoints in it"):
             Checkpointer(address, group=SOLO)  # it sees that the lease is renewed
         first._run._lease._ended.set()  # as if the host had lost its power
         first.save(1, state_of(SOLO, 1))
@@ -208,3 +212,41 @@ def test_loads_while_a_save_is_in_flight_and_values_of_its_moment(bucket):
             weight = open_checkpoint(checkpointer.path(step))["model.weight"][...]
             assert weight.unique().tolist() == [float(step)]
     assert all(value is None or value in range(step + 1) for step, value in enumerate(values))
+
+
+def test_a_renewal_of_a_lease_whose_answer_is_lost_is_found_again(bucket, monkeypatch):
+    monkeypatch.setattr(lease_module, "RENEW_SECONDS", 0.1)
+    with Checkpointer(bucket.text("run"), group=SOLO) as checkpointer:
+        put_if, lost = lease_module.stores.put_if, [True]
+
+        def losing(*arguments):
+            found = put_if(*arguments)
+            if lost and arguments[0].text.endswith(LEASE_NAME):
+                lost.clear()
+                raise StoreError("no answer")
+            return found
+
+        monkeypatch.setattr(lease_module.stores, "put_if", losing)
+        time.sleep(1)
+        assert not lost
+        checkpointer.save(1, state_of(SOLO, 1))
+        checkpointer.wait()
+        assert checkpointer.latest() == 1
+
+
+def test_a_marker_that_cannot_be_read_keeps_no_job_from_starting(bucket, caplog):
+    address = bucket.text("run")
+    with Checkpointer(address, group=SOLO) as checkpointer:
+        for step in (1, 2):
+            checkpointer.save(step, state_of(SOLO, step))
+    bucket.put(f"run/step-0000002/{MARKER_NAME}", b"garbage")
+    with Checkpointer(address, group=SOLO) as checkpointer:
+        assert checkpointer.steps() == [1, 2]
+        assert checkpointer.latest(verified=True) == 1
+    assert "step-0000002: is passed over, because it is not whole" in caplog.text
+
+
+def test_names_that_can_be_no_part_of_an_address_are_refused_at_once(bucket, tmp_path):
+    for options in ({"folder": bucket.text("run")}, {"folder": tmp_path, "mirror": bucket.text("run")}):
+        with pytest.raises(CheckpointError, match=r"pattern: must name a part of an address, found 'step#\{step\}'"):
+            Checkpointer(options.pop("folder"), pattern="step#{step}", group=SOLO, **options)

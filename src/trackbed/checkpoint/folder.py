@@ -14,11 +14,12 @@ from trackbed.checkpoint.format.catalogue import EMPTY, Catalogue
 from trackbed.checkpoint.format.config_file import CONFIG_NAME, read_config
 from trackbed.checkpoint.format.dcp_metadata import DCP_METADATA, decode_metadata
 from trackbed.checkpoint.format.extents import SIDE_NAME, SideFile
+from trackbed.checkpoint.format.marker import MARKER_NAME, Marker, is_save_id
 from trackbed.checkpoint.format.safe_pickle import RefusedClassError, load_torch_item
 from trackbed.checkpoint.format.safetensors_files import catalogue_of, has_files
 from trackbed.checkpoint.io.boxes import BoxReader
 from trackbed.checkpoint.io.file_reader import AnyFolder, check_size, has_file, maybe_read_file
-from trackbed.checkpoint.io.stored_folder import StoredFolder
+from trackbed.checkpoint.io.stored_folder import StoredFolder, read_markers
 from trackbed.checkpoint.ranks import Meeting
 from trackbed.errors import ArgumentError, CheckpointError
 from trackbed.files.checksum import crc32
@@ -243,7 +244,7 @@ def _check_sizes(path: AnyFolder, side: SideFile) -> None:
 def _what_is_at(path: AnyFolder) -> str:
     """Says what is in the place of a checkpoint."""
     if isinstance(path, StoredFolder):
-        return f"{DCP_METADATA} cannot be read: there is no such object"
+        return _what_is_at_address(path)
     if path.is_file():
         return "is a file: torch.load reads those of torch.save"
     if not path.is_dir():
@@ -251,6 +252,20 @@ def _what_is_at(path: AnyFolder) -> str:
     others = sorted(one.parent.name for one in path.glob(f"*/{DCP_METADATA}"))
     hint = f"; {others[-1]} in it is one" if others else ""
     return f"{DCP_METADATA} cannot be read: there is none{hint}"
+
+
+def _what_is_at_address(folder: StoredFolder) -> str:
+    if folder.save_id is not None and not is_save_id(folder.name):
+        return f"{DCP_METADATA}, which {MARKER_NAME} names, cannot be read: it has been removed"
+    marker, names = folder.marker(), [name for name in folder.folders() if not is_save_id(name)]
+    if marker is not None and marker.set_aside:
+        return f"is none any more: it was set aside, and is at {folder}/{marker.set_aside[-1].save_id}"
+    markers = read_markers([folder / name for name in names])
+    others = [
+        name for name, one in zip(names, markers, strict=True) if isinstance(one, Marker) and one.current is not None
+    ]
+    hint = f"; {others[-1]} in it is one" if others else ""
+    return f"{DCP_METADATA} cannot be read: there is no such object{hint}"
 
 
 def _without_side(path: AnyFolder, catalogue: Catalogue, *, is_plain: bool) -> CheckpointFolder:
@@ -367,8 +382,10 @@ def local_folder(path: str | Path) -> Path:
         )
     if not os.fspath(path):
         raise ArgumentError("the folder of a checkpoint must be a path, found an empty text")
-    if is_address(path) or lost_address_hint(path):
-        raise ArgumentError(f"the folder of a checkpoint must be on a file system, found an address: {str(path)!r}")
+    if is_address(path):
+        raise ArgumentError(f"{path}: must be a folder on a file system here, found an address")
+    if hint := lost_address_hint(path):
+        raise ArgumentError(f"{path}: must be a folder, or an address such as s3://bucket/run{hint}")
     return Path(path)
 
 

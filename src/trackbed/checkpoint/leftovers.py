@@ -1,15 +1,17 @@
 """Objects that unfinished saves have left in a store."""
 
-from collections.abc import Iterable
+import logging
 from dataclasses import dataclass
 
 from trackbed.checkpoint.folder import any_folder
-from trackbed.checkpoint.format.marker import MARKER_NAME, Marker, UnfinishedSave, is_save_id
+from trackbed.checkpoint.format.marker import MARKER_NAME, Marker, is_save_id
 from trackbed.checkpoint.io.stored_folder import StoredFolder, read_markers
-from trackbed.checkpoint.stored_save import give_up_saves, is_given_up
-from trackbed.errors import ArgumentError, TrackbedError
-from trackbed.files.publish import Writer, state_of_writer
+from trackbed.checkpoint.stored_save import give_up_saves, state_of_save
+from trackbed.errors import ArgumentError, StoreError, TrackbedError
+from trackbed.files.publish import Writer
 from trackbed.files.stores import list_objects, parse_address
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +24,10 @@ class Leftover:
     num_objects: int
     num_bytes: int
     writer: str
-    """Host, number and start of the process that began it; empty if the marker does not name the save any more."""
+    """Host, number and start of the process that began it; empty if no marker names the save."""
     state: Writer
-    """State of that process; `dead` for a save that cannot become a checkpoint any more."""
+    """State of that process; `dead` for a save that cannot become a checkpoint any more, and `elsewhere` where there is
+    no marker."""
 
     @property
     def address(self) -> str:
@@ -35,12 +38,13 @@ class Leftover:
 def find_leftovers(folder: str) -> list[Leftover]:
     """Lists unfinished saves of a checkpoint in an object store, or of the checkpoints in a folder of it.
 
+    Folders whose marker cannot be read are logged, and passed over.
+
     Args:
         folder: address of a checkpoint, or of a folder of checkpoints.
 
     Raises:
         ArgumentError: it is no address of a store.
-        CheckpointError: a marker is damaged.
         StoreError: the store refuses, or does not answer in time.
     """
     root = any_folder(folder)
@@ -57,29 +61,20 @@ def find_leftovers(folder: str) -> list[Leftover]:
     # Markers are read after the listing: a save that began, or ended, meanwhile is named by them.
     leftovers = []
     for place, marker in zip(sorted(sizes), read_markers(folders), strict=True):
-        if isinstance(marker, TrackbedError):
+        if isinstance(marker, StoreError):
             raise marker
-        for save in unfinished_among(sizes[place], marker):
-            found = sizes[place].get(save.save_id, [])
-            leftovers.append(Leftover(place, save.save_id, len(found), sum(found), save.writer, state_of_save(save)))
+        if isinstance(marker, TrackbedError):
+            logger.warning("%s: is passed over: %s", place, marker)
+            continue
+        unnamed = Marker().unnamed(sizes[place]) if marker is None else marker.unnamed(sizes[place])
+        # Without a marker it is not known whether another program copies a checkpoint there, whose marker comes last.
+        state = Writer.elsewhere if marker is None else Writer.dead
+        saves = [("", save_id, state) for save_id in sorted(unnamed)]
+        saves += [(save.writer, save.save_id, state_of_save(save)) for save in (marker or Marker()).unfinished]
+        for writer, save_id, state_of_writer in saves:
+            found = sizes[place].get(save_id, [])
+            leftovers.append(Leftover(place, save_id, len(found), sum(found), writer, state_of_writer))
     return leftovers
-
-
-def unfinished_among(save_ids: Iterable[str], marker: Marker) -> list[UnfinishedSave]:
-    """Returns saves that a marker names as unfinished, and those that it does not name, without a writer. Pure.
-
-    Args:
-        save_ids: ids of saves of which there are objects.
-        marker: marker of their folder, which was read after these were listed.
-    """
-    unfinished = {save.save_id: save for save in marker.unfinished}
-    named = {save.save_id for save in (*marker.set_aside, *filter(None, [marker.current]))}
-    return [unfinished.get(one, UnfinishedSave(one, "")) for one in sorted({*save_ids, *unfinished} - named)]
-
-
-def state_of_save(save: UnfinishedSave) -> Writer:
-    """State of the writer of an unfinished save; `dead` for a save that cannot become a checkpoint any more."""
-    return Writer.dead if not save.writer or is_given_up(save) else state_of_writer(save.writer)
 
 
 def remove_leftover(leftover: Leftover) -> None:

@@ -1,8 +1,9 @@
 """A save into an object store: its claim in the marker, its objects, and its commit by one conditional write."""
 
 import logging
+import re
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from trackbed.checkpoint.commit import is_name_of_checkpoint
@@ -15,9 +16,10 @@ from trackbed.checkpoint.format.marker import (
     CommittedSave,
     Marker,
     UnfinishedSave,
+    is_save_id,
 )
 from trackbed.checkpoint.io.object_writer import OBJECT_BYTES
-from trackbed.checkpoint.io.stored_folder import StoredFolder
+from trackbed.checkpoint.io.stored_folder import StoredFolder, read_markers
 from trackbed.checkpoint.io.targets import ObjectsTarget
 from trackbed.errors import CheckpointError, StoreError, TrackbedError
 from trackbed.files import stores
@@ -27,6 +29,9 @@ from trackbed.files.stores import Address, ObjectVersion, parse_address
 
 logger = logging.getLogger(__name__)
 
+_PROBE_NAME: Final = "trackbed.probe"
+_OTHER_NAMES: Final = re.compile(r"trackbed\.probe|written\.\d+")
+"""Names of objects that a save writes besides the files of a checkpoint."""
 _MOST_TRIES: Final = 100
 """Conditional writes that fail, one after the other, because other programs change the marker."""
 _NO_VERSION: Final = ObjectVersion('"00000000000000000000000000000000"', "1")
@@ -125,6 +130,11 @@ def begin_stored_save(folder: StoredFolder, save_id: str) -> StoredSave:
         StoreError: the store has no conditional writes, refuses, or does not answer in time.
         CheckpointError: the marker is damaged, or other programs change it again and again.
     """
+    if is_save_id(folder.name):
+        raise CheckpointError(
+            f"{folder}: must be the folder of a checkpoint, but its name is that of the files of a save: save to "
+            f"{str(folder).rpartition('/')[0]}"
+        )
     dead: list[str] = []
 
     def begun(marker: Marker) -> Marker:
@@ -133,7 +143,7 @@ def begin_stored_save(folder: StoredFolder, save_id: str) -> StoredSave:
 
     _writing.add(save_id)
     try:
-        change_marker(folder, begun)
+        before = change_marker(folder, begun)
     except BaseException:
         _writing.discard(save_id)
         raise
@@ -144,6 +154,8 @@ def begin_stored_save(folder: StoredFolder, save_id: str) -> StoredSave:
         save.give_up()
         raise
     remove_saves(folder, dead)
+    if before.current is not None or before.unfinished:
+        remove_unnamed_saves([folder])
     return save
 
 
@@ -152,6 +164,11 @@ def is_given_up(save: UnfinishedSave) -> bool:
     if save.writer == own_writer():
         return save.save_id not in _writing
     return state_of_writer(save.writer) is Writer.dead
+
+
+def state_of_save(save: UnfinishedSave) -> Writer:
+    """State of the writer of an unfinished save; `dead` for a save that cannot become a checkpoint any more."""
+    return Writer.dead if is_given_up(save) else state_of_writer(save.writer)
 
 
 def change_marker(folder: StoredFolder, change: Callable[[Marker], Marker]) -> Marker:
@@ -191,7 +208,6 @@ def give_up_saves(folder: StoredFolder, save_ids: Iterable[str]) -> None:
     before = change_marker(folder, lambda marker: marker.without_unfinished(given_up))
     current = None if before.current is None else before.current.save_id
     remove_saves(folder, given_up - {current})
-    _remove_empty_marker(folder)
 
 
 def hide_stored_checkpoint(folder: StoredFolder) -> Callable[[], None]:
@@ -208,19 +224,39 @@ def hide_stored_checkpoint(folder: StoredFolder) -> Callable[[], None]:
             _remove_plain_files(folder)
         else:
             remove_saves(folder, [before.current.save_id])
-        _remove_empty_marker(folder)
 
     return remove
 
 
-def _remove_empty_marker(folder: StoredFolder) -> None:
-    """Removes a marker that says nothing.
+def remove_unnamed_saves(folders: Sequence[StoredFolder]) -> None:
+    """Removes objects of saves that the markers of some folders do not name: of programs that were killed meanwhile.
 
-    A save that begins at this moment may lose its claim, and fail then, when it commits.
+    Folders without a marker are left alone, as another program may be copying a checkpoint there, and so are folders
+    with files that no checkpoint has. What fails is logged.
     """
-    marker = folder.marker()
-    if marker is not None and marker.is_empty:
-        stores.delete_object(parse_address(f"{folder}/{MARKER_NAME}"))
+    try:
+        listed = stores.list_folders([parse_address(str(folder)) for folder in folders])
+        # Markers are read after the listing: a save that began, or ended, meanwhile is named by them.
+        markers = read_markers(folders)
+    except TrackbedError as error:
+        logger.warning("%s: what killed programs have left must be removed, but: %s", folders[0], error)
+        return
+    for folder, below, marker in zip(folders, listed, markers, strict=True):
+        for save_id in sorted(marker.unnamed(filter(is_save_id, below)) if isinstance(marker, Marker) else ()):
+            _remove_unnamed(folder, save_id)
+
+
+def _remove_unnamed(folder: StoredFolder, save_id: str) -> None:
+    prefix = f"{folder}/{save_id}/"
+    try:
+        found = [address for address, _ in stores.list_objects(parse_address(f"{folder}/{save_id}"))]
+        names = {address.removeprefix(prefix) for address in found}
+        if not all(is_name_of_checkpoint(name) or _OTHER_NAMES.fullmatch(name) for name in names):
+            return
+        remove_objects(found)
+        logger.warning("%s: %d objects that a killed program had left have been removed", prefix, len(found))
+    except TrackbedError as error:
+        logger.warning("%s: must be removed, but: %s", prefix, error)
 
 
 def remove_saves(folder: StoredFolder, save_ids: Iterable[str]) -> None:
@@ -256,7 +292,7 @@ def _check_conditions(folder: StoredFolder, save_id: str) -> None:
     Raises:
         StoreError: it does not.
     """
-    probe = parse_address(f"{folder}/{save_id}/trackbed.probe")
+    probe = parse_address(f"{folder}/{save_id}/{_PROBE_NAME}")
     with _lock:
         if probe.root in _checked:
             return

@@ -27,6 +27,7 @@ from trackbed.checkpointer.open_checkpointers import add_open, discard_open
 from trackbed.checkpointer.options import (
     check_alike,
     check_number,
+    check_pattern,
     check_step,
     check_word,
     checked_seconds,
@@ -137,7 +138,10 @@ class Checkpointer:
             check_word("snapshot", snapshot, ("copied", "deferred"))
             self._run = run_in(folder)
             self._names = StepNames(pattern)
+            check_pattern(self._run, self._names)
             second = None if mirror is None else mirror_run(self._run, mirror)
+            if second is not None:
+                check_pattern(second, self._names)
             if second is None and (mirror_every is not None or mirror_keep_last is not None):
                 raise ArgumentError("mirror: must be given for mirror_every and mirror_keep_last, but is None")
             if observe is not None and not callable(observe):
@@ -600,7 +604,7 @@ class Checkpointer:
                 ", ".join(map(str, aside)),
             )
         # Before the other ranks hear of the commit, so that all find the same steps.
-        self._removal.hide_old({step, None if self._mirror is None else self._mirror.copied})
+        self._removal.hide_old({step, *(() if self._mirror is None else self._mirror.needed_steps)})
 
     def _observer_of(self, record: SaveRecord) -> Observer:
         def observe(name: str, seconds: float) -> None:

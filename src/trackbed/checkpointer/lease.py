@@ -81,12 +81,17 @@ class Lease:
             return
         self._ended.set()
         _held.discard(self._own)
+        if not self._lock.acquire(timeout=_LOOK_SECONDS):
+            logger.warning("%s: must be given back, but the store does not answer", self._address.text)
+            return
         try:
-            with self._lock, at_most(_SHORT_SECONDS):
+            with at_most(_SHORT_SECONDS):
                 if not self._lost:
                     stores.put_if(self._address, self._content(""), self._version)
         except StoreError as error:
             logger.warning("%s: must be given back, but: %s", self._address.text, error)
+        finally:
+            self._lock.release()
 
     def _take(self) -> ObjectVersion:
         held = self._read()
@@ -96,15 +101,15 @@ class Lease:
                 break  # it was not renewed
             if time.monotonic() - started < _LOOK_SECONDS:
                 logger.warning(
-                    "%s: was kept by another process (%s) and not given back: waiting %.0f s for a sign of life of it",
+                    "%s: was kept by %s and not given back: waiting %.0f s for a sign of life of it",
                     self._folder,
-                    held.writer,
+                    _name_of(held.writer),
                     LEASE_SECONDS,
                 )
             self._pause()
             found = self._read()
             if found is not None and found != held and found.writer:
-                raise self._refusal(found.writer)
+                raise self._refusal(_name_of(found.writer))
             held = found
         version = stores.put_if(self._address, self._content(self._own), None if held is None else held.version)
         if version is None:
@@ -122,12 +127,15 @@ class Lease:
         process = held.writer.rpartition(".")[0]
         if process == own_writer():
             if held.writer in _held:
-                raise self._refusal(held.writer)
+                raise self._refusal(_name_of(held.writer))
             return True  # it could not be given back
         return state_of_writer(process) is Writer.dead
 
-    def _refusal(self, writer: str) -> CheckpointError:
-        return CheckpointError(f"{self._folder}: must be kept by one job, but {writer} keeps checkpoints in it")
+    def _refusal(self, holder: str) -> CheckpointError:
+        return CheckpointError(
+            f"{self._folder}: must be kept by one job, but {holder} keeps checkpoints in it: end it, or choose another "
+            "folder"
+        )
 
     @staticmethod
     def _pause() -> None:
@@ -143,11 +151,15 @@ class Lease:
                     if self._ended.is_set():
                         return
                     version = stores.put_if(self._address, self._content(self._own), self._version)
+                    # A write whose answer was lost may have made a version of which this job has not heard.
+                    held = self._read() if version is None else None
+                    if held is not None and held.writer == self._own:
+                        version = held.version
                     if version is not None:
                         self._version = version
                         continue
                     self._lost = "another job has taken it over, as this one gave no sign of life"
-            except StoreError as error:
+            except (StoreError, CheckpointError) as error:
                 logger.warning("%s: must be renewed, but: %s", self._address.text, error)
                 continue
             logger.error("%s: %s", self._folder, self._lost)
@@ -168,3 +180,9 @@ class Lease:
     @staticmethod
     def _content(writer: str) -> bytes:
         return orjson.dumps({"writer": writer, "write_id": uuid4().hex})
+
+
+def _name_of(writer: str) -> str:
+    """Number and host of the process that holds a lease, for messages."""
+    host, _, rest = writer.partition(".")
+    return f"process {rest.partition('.')[0]} of {host.rpartition('-')[0] or host}"

@@ -2,6 +2,7 @@
 
 import itertools
 import logging
+import math
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -61,21 +62,24 @@ class Mirror:
     ) -> None:
         self.run = run
         """The second place."""
-        self.copied: int | None = None
-        """Step that is being copied, which must not be removed from the first place."""
         self._source, self._group, self._names = source, group, names
         self._every, self._retention = every, retention
         self._thread = DaemonThreads("trackbed mirror")
         self._thread.submit(lower_priority)
         self._last: Future[None] | None = None
         self._newest: SaveRecord | None = None
-        self._records: dict[int, SaveRecord] = {}
-        """Saves that are not copied, by their steps."""
         self._number = -1
         """Number of the newest save."""
+        self._abandoned = -1
+        """Number of the last save of a branch that the run has left, on rank 0: it and those before are not copied."""
+        self._copied: int | None = None
+        """Step that is being copied, on rank 0."""
+        self._branch: int | None = None
+        """Step behind which that copy sets checkpoints of the mirror aside; None for none."""
         self._is_taken = False
         self._is_ending = False
         """True while the end of the copies is waited for, which are not tried again and again then."""
+        self._has_failed_at_end = False
         self._problems: list[str] = []
         self._lock = Lock()
 
@@ -107,9 +111,16 @@ class Mirror:
         """
         if not self._every or record.step % self._every == 0:
             with self._lock:
-                self._newest = self._records[record.step] = record
-                self._number = number
-            self._last = self._thread.submit(partial(self._copy, number))
+                self._newest, self._number = record, number
+            self._last = self._thread.submit(partial(self._copy, number, record))
+
+    @property
+    def needed_steps(self) -> set[int]:
+        """Steps that must not be removed from the first place, on rank 0: they are being copied, or are to be."""
+        with self._lock:
+            newest = self._newest
+            needed = {self._copied, None if newest is None or newest.mirrored_seconds is not None else newest.step}
+        return {step for step in needed if step is not None}
 
     def problems(self) -> list[str]:
         """Texts about copies that have failed, once."""
@@ -134,10 +145,14 @@ class Mirror:
             is_over: true once it must not wait any longer.
         """
         self._is_ending = True
+        told = time.monotonic() + _SHORT_SECONDS
         while self._last is not None and not self._last.done():
             if is_over():
-                self._is_ending = False
+                self._is_ending = self._has_failed_at_end = False
                 return False
+            if time.monotonic() > told:
+                logger.warning("%s: the copy of a checkpoint to the mirror is waited for", self.run)
+                told = math.inf
             time.sleep(0.02)
         return True
 
@@ -146,69 +161,63 @@ class Mirror:
         self._thread.end()
         self.run.release()
 
-    def _copy(self, number: int) -> None:
-        """Collective over the threads of the ranks: copies the newest checkpoint, if the mirror lacks it."""
+    def _copy(self, number: int, record: SaveRecord) -> None:
+        """Collective over the threads of the ranks: copies a checkpoint, unless there is a newer one."""
         for attempt in itertools.count():
-            if self._try(number, attempt):
+            if self._try(number, record, attempt):
                 return
 
-    def _try(self, number: int, attempt: int) -> bool:
+    def _try(self, number: int, record: SaveRecord, attempt: int) -> bool:
         """Makes an attempt. Returns True, on all ranks, if none follows."""
-        chosen, is_last, start = None, True, time.perf_counter()
+        is_wanted, is_last, start = False, True, time.perf_counter()
         try:
             # A group of its own for each meeting: one that has failed is not used again.
             with meet("mirror", self._group.child(f"mirror {number}.{attempt}")) as meeting:
-                found = self._choose(number, attempt, meeting) if meeting.rank == 0 else None
-                chosen, is_last = meeting.group.broadcast(found)
+                found = self._choose(number, record, attempt, meeting) if meeting.rank == 0 else None
+                is_wanted, is_last = meeting.group.broadcast(found)
                 start = time.perf_counter()
-                if chosen is not None:
-                    self._copy_step(int(chosen), meeting)
+                if is_wanted:
+                    self._copy_step(record.step, meeting)
         except (TrackbedError, OSError, RuntimeError) as error:  # training goes on
-            self._note_problem(chosen, str(error))
+            self._has_failed_at_end = self._is_ending
+            self._note_problem(record, str(error))
             return bool(is_last)
         finally:
-            self.copied = None
-        if chosen is None:
-            return True
-        with self._lock:
-            record = self._records.get(int(chosen))
-            if record is not None:
-                record.mirror_error, record.mirrored_seconds = None, time.perf_counter() - start
-            self._records = {step: one for step, one in self._records.items() if step > int(chosen)}
-        if self._group.rank == 0:
-            self._remove_old(int(chosen))
+            self._copied = None
+        if is_wanted:
+            record.mirror_error, record.mirrored_seconds = None, time.perf_counter() - start
+            if self._group.rank == 0:
+                self._remove_old(record.step)
         return True
 
-    def _choose(self, number: int, attempt: int, meeting: Meeting) -> tuple[int | None, bool]:
-        """Chooses, on rank 0, the step that is copied, after a pause behind an attempt that has failed.
+    def _choose(self, number: int, record: SaveRecord, attempt: int, meeting: Meeting) -> tuple[bool, bool]:
+        """Chooses, on rank 0, whether a checkpoint is copied, after a pause behind an attempt that has failed.
 
         Returns:
-            The step, or None to copy nothing; and whether no further attempt follows if this one fails.
+            True to copy it; and whether no further attempt follows if this one fails.
         """
         pause = min(_FIRST_PAUSE * 2 ** min(attempt - 1, 20), _LONGEST_PAUSE) if attempt else 0.0
         deadline = time.monotonic() + pause
-        while time.monotonic() < deadline and not self._is_ending:
-            if self._number > number:
-                return None, True  # the threads meet under the number of the newer one
+        while time.monotonic() < deadline and not self._is_ending and self._number == number:
             meeting.poll()
             time.sleep(_LOOK_SECONDS)
-        newest = self._newest
-        if newest is None or newest.mirrored_seconds is not None:
-            return None, True
-        self.copied = newest.step
-        return newest.step, self._is_ending
-
-    def _note_problem(self, step: int | None, text: str) -> None:
         with self._lock:
-            if step in self._records:
-                self._records[step].mirror_error = text
-            self._problems.append(f"{self.run}: step {step} must be copied to the mirror, but: {text}")
+            # The threads meet under the number of the newer one, or have tried while the end was waited for.
+            if self._number > number or number <= self._abandoned or self._has_failed_at_end:
+                return False, True
+            self._copied, self._branch = record.step, self._rewound()
+            return True, self._is_ending
+
+    def _note_problem(self, record: SaveRecord, text: str) -> None:
+        with self._lock:
+            record.mirror_error = text
+            self._problems.append(f"{self.run}: step {record.step} must be copied to the mirror, but: {text}")
 
     def _copy_step(self, step: int, meeting: Meeting) -> None:
         name = self._names.name(step)
         if meeting.rank == 0:
             self._take()
-        rewound = self._rewound() if meeting.rank == 0 else None
+        rewound = self._branch if meeting.rank == 0 else None
 
         def commit(save: AnySave, described: Described) -> None:
             later = [] if rewound is None else [one for one in self.run.steps(self._names) if one > rewound]
@@ -236,11 +245,13 @@ class Mirror:
 
     def rewind(self, step: int) -> None:
         """Notes, before the commit of a new branch, the step from which the run has gone on."""
-        found = self._rewound()
-        try:
-            self._note.write_text(str(step if found is None else min(found, step)))
-        except OSError as error:
-            logger.warning("%s: must be written, but: %s", self._note, error)
+        with self._lock:
+            self._abandoned = self._number
+            found = self._rewound()
+            try:
+                self._note.write_text(str(step if found is None else min(found, step)))
+            except OSError as error:
+                logger.warning("%s: must be written, but: %s", self._note, error)
 
     def _rewound(self) -> int | None:
         try:

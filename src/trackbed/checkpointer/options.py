@@ -6,8 +6,9 @@ from typing import Any
 
 from trackbed.checkpoint.ranks import Meeting
 from trackbed.checkpointer.runs import AnyRun, LocalRun, run_in
-from trackbed.checkpointer.steps import MOST_STEP
+from trackbed.checkpointer.steps import MOST_STEP, StepNames
 from trackbed.errors import ArgumentError
+from trackbed.files.stores import parse_address
 
 
 def mirror_run(run: AnyRun, mirror: str | Path) -> AnyRun:
@@ -24,6 +25,20 @@ def mirror_run(run: AnyRun, mirror: str | Path) -> AnyRun:
         if first.is_relative_to(second) or second.is_relative_to(first):
             raise ArgumentError(f"mirror: must be a folder beside that of the checkpoints, {run}, found {found}")
     return found
+
+
+def check_pattern(run: AnyRun, names: StepNames) -> None:
+    """Checks that the names of steps can be parts of an address.
+
+    Raises:
+        ArgumentError: they cannot.
+    """
+    path = run.path(names.name(0))
+    if isinstance(path, str):
+        try:
+            parse_address(path)
+        except ArgumentError as error:
+            raise ArgumentError(f"pattern: must name a part of an address, found {names.pattern!r}: {error}") from error
 
 
 def check_alike(meeting: Meeting, options: dict[str, Any]) -> None:

@@ -82,7 +82,15 @@ class Places:
             OSError: it cannot be read.
             StoreError: it does not answer in time.
         """
-        return [] if self._mirror is None else self._mirror.steps()
+        if self._mirror is None:
+            return []
+        try:
+            return self._mirror.steps()
+        except StoreError as error:
+            raise StoreError(
+                f"{self._run}: has no checkpoint that can be used, so the mirror must be readable, as the run must not "
+                f"begin anew where it has one: {error}"
+            ) from error
 
     def _steps_of_mirror(self) -> list[int]:
         """Steps in the mirror; none where it cannot be read."""

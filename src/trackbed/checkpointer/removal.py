@@ -57,7 +57,7 @@ class Removal:
         if callable(self._retention.keep):
             self._retention.keep(step)
 
-    def hide_old(self, others: Collection[int | None]) -> None:
+    def hide_old(self, others: Collection[int]) -> None:
         """Makes checkpoints none that are not to be kept. One that stays is no reason to fail.
 
         Args:

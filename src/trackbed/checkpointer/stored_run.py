@@ -6,17 +6,20 @@ from collections.abc import Callable, Sequence
 from trackbed.checkpoint.begin_save import AnySave
 from trackbed.checkpoint.format.dcp_metadata import DCP_METADATA
 from trackbed.checkpoint.format.extents import Described
-from trackbed.checkpoint.format.marker import Marker, is_save_id
+from trackbed.checkpoint.format.marker import Marker
 from trackbed.checkpoint.io.file_reader import AnyFolder
 from trackbed.checkpoint.io.stored_folder import StoredFolder, read_markers
-from trackbed.checkpoint.leftovers import state_of_save, unfinished_among
-from trackbed.checkpoint.stored_save import change_marker, give_up_saves, hide_stored_checkpoint
+from trackbed.checkpoint.stored_save import (
+    change_marker,
+    give_up_saves,
+    hide_stored_checkpoint,
+    remove_unnamed_saves,
+    state_of_save,
+)
 from trackbed.checkpointer.lease import Lease
 from trackbed.checkpointer.steps import StepNames
-from trackbed.errors import TrackbedError
-from trackbed.files import stores
+from trackbed.errors import StoreError, TrackbedError
 from trackbed.files.publish import Writer
-from trackbed.files.stores import parse_address
 
 logger = logging.getLogger(__name__)
 
@@ -72,9 +75,14 @@ class StoredRun:
         steps = []
         folders = self._folders(names)
         for (step, folder), marker in zip(folders.items(), read_markers(list(folders.values())), strict=True):
-            if isinstance(marker, TrackbedError):
+            if isinstance(marker, StoreError):
                 raise marker
-            if marker.current is not None or folder.opened_as(None).has(DCP_METADATA):
+            # One that cannot be read is damaged, as a load says.
+            if (
+                isinstance(marker, TrackbedError)
+                or (marker is not None and marker.current is not None)
+                or folder.opened_as(None).has(DCP_METADATA)
+            ):
                 steps.append(step)
         return steps
 
@@ -114,18 +122,18 @@ class StoredRun:
         """Gives up saves whose writers are dead, on this host or because their lease has run out."""
         elsewhere = []
         folders = list(self._folders(names).values())
-        listed = stores.list_folders([parse_address(str(folder)) for folder in folders])
-        # Markers are read after the listing: a save that began, or ended, meanwhile is named by them.
-        for folder, below, marker in zip(folders, listed, read_markers(folders), strict=True):
+        for folder, marker in zip(folders, read_markers(folders), strict=True):
             if isinstance(marker, TrackbedError):
                 logger.warning("%s: is passed over: %s", folder, marker)
                 continue
-            for save in unfinished_among(filter(is_save_id, below), marker):
+            for save in () if marker is None else marker.unfinished:
                 state = state_of_save(save)
                 if state is Writer.dead or (save.writer == previous and state is not Writer.living):
                     give_up_saves(folder, [save.save_id])
                 else:
                     elsewhere.append(f"{folder}/{save.save_id} ({save.writer})")
+        if previous is not None and folders:
+            remove_unnamed_saves(folders)
         if elsewhere:
             logger.warning(
                 "%s: has unfinished saves of other hosts, which may be removed if no job there saves (trackbed ckpt "

@@ -201,7 +201,8 @@ def verify(ctx: click.Context, folder: Path | str) -> None:
         total = size_of(map(str, Path(folder).iterdir())) if is_local else _size_in_store(folder)
         problems = list(find_damage(folder, cumulative(progress, max(1, total))))
     for problem in problems:
-        click.echo(f"trackbed: {_printable(problem)}", err=True)
+        where = "" if str(folder) in problem else f"{folder}: "
+        click.echo(f"trackbed: {_printable(where + problem)}", err=True)
     if problems:
         ctx.exit(1)
     if ctx.obj:
@@ -246,7 +247,10 @@ def clean(address: str, *, remove: bool, with_others: bool) -> None:
     found = find_leftovers(address)
     for one in found:
         objects = f"{number_of(one.num_objects, 'object')}, {one.num_bytes:,} bytes"
-        click.echo(f"{_printable(one.address)}: {objects}; {words[one.state].format(_printable(one.writer))}")
+        state = words[one.state].format(_printable(one.writer))
+        if not one.writer and one.state is Writer.elsewhere:
+            state = "there is no marker beside it, so that a program may be copying a checkpoint there"
+        click.echo(f"{_printable(one.address)}: {objects}; {state}")
     chosen = [one for one in found if with_others or one.state is Writer.dead]
     if not remove:
         hint = f"; --remove removes {len(chosen):,} of them" if chosen else ""
@@ -254,7 +258,9 @@ def clean(address: str, *, remove: bool, with_others: bool) -> None:
         return
     for one in chosen:
         remove_leftover(one)
-    click.echo(f"removed {number_of(len(chosen), 'unfinished save')}")
+    rest = len(found) - len(chosen)
+    hint = f"; --all removes the other {rest:,}, too" if rest else ""
+    click.echo(f"removed {number_of(len(chosen), 'unfinished save')}{hint}")
 
 
 @ckpt.command(short_help="Compare two checkpoints, however they are sharded.")

@@ -5,7 +5,7 @@ name, and one object says which of these folders is the checkpoint. Each change 
 of that object, which fails if another program has changed it since it was read.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple, NoReturn, Self
 from uuid import uuid4
@@ -61,10 +61,11 @@ class Marker:
         """A marker in which an unfinished save is the checkpoint."""
         return replace(self.without_unfinished({save.save_id}), current=save)
 
-    @property
-    def is_empty(self) -> bool:
-        """True if it says nothing."""
-        return self.current is None and not self.unfinished and not self.set_aside
+    def unnamed(self, save_ids: Iterable[str]) -> set[str]:
+        """Those of some saves that the marker does not name, and whose writers cannot commit them any more."""
+        committed = (*self.set_aside, *filter(None, [self.current]))
+        named = {save.save_id for save in committed} | {save.save_id for save in self.unfinished}
+        return set(save_ids) - named
 
     def superseded(self) -> Self:
         """A marker whose checkpoint is set aside."""
@@ -123,7 +124,10 @@ class Marker:
                 str(found["write_id"]),
             )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CheckpointError(f"{where}: must be a marker of a checkpoint, but cannot be read: {error}") from error
+            raise CheckpointError(
+                f"{where}: must be a marker of a checkpoint, but cannot be read: {error}: remove that object, if no "
+                "program saves there, to save there again"
+            ) from error
 
 
 def is_save_id(name: str) -> bool:

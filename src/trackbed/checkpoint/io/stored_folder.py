@@ -155,18 +155,18 @@ class StoredFolder:
         return ObjectReader(self.object_at(name), name, stamp)
 
 
-def read_markers(folders: Sequence[StoredFolder]) -> list[Marker | TrackbedError]:
-    """Reads the markers of several folders at once; an empty one for a folder without, or the error in its place."""
+def read_markers(folders: Sequence[StoredFolder]) -> list[Marker | TrackbedError | None]:
+    """Reads the markers of several folders at once; None for a folder without, or the error in its place."""
     addresses = [parse_address(f"{folder}/{MARKER_NAME}") for folder in folders]
-    found: list[Marker | TrackbedError] = []
+    found: list[Marker | TrackbedError | None] = []
     for folder, address, answer in zip(folders, addresses, stores.fetch_heads(addresses, _SMALL_BYTES), strict=True):
         try:
             if isinstance(answer, FileNotFoundError):
-                found.append(Marker())
+                found.append(None)
             elif isinstance(answer, Exception):
                 raise answer
             elif len(answer[1]) < answer[0].size_bytes:
-                found.append(folder.marker() or Marker())
+                found.append(folder.marker())
             else:
                 found.append(Marker.decode(bytes(answer[1]), address.text))
         except TrackbedError as error:

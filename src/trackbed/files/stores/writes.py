@@ -34,7 +34,7 @@ _PART_BYTES: Final = 16 << 20
 _LARGE_PART_BYTES: Final = 64 << 20
 _MOST_DELETED: Final = 1000
 """Objects that one request of S3 can remove."""
-_LISTINGS_IN_FLIGHT: Final = 16
+_LISTINGS_IN_FLIGHT: Final = 64
 _MOST_COMPARED: Final = 64 << 20
 """Bytes of an object that a conditional write may have."""
 _MOST_PARTS: Final = 10_000
@@ -175,19 +175,19 @@ def list_folders(folders: Sequence[Address]) -> list[list[str]]:
         return []
     if is_forked():
         return list(forked_requests.call("list_folders", list(folders)))
-    deadline = time.monotonic() + timeout_seconds()
+    seconds = timeout_seconds()
     turns = asyncio.Semaphore(_LISTINGS_IN_FLIGHT)
 
     async def list_one(folder: Address) -> list[str]:
         request = partial(open_writable_bucket(folder).folders, folder)
         async with turns:
-            found = await retry_until(deadline, request, folder)
+            found = await retry_until(time.monotonic() + seconds, request, folder)
         return sorted(key.rstrip("/").rpartition("/")[2] for key in found)
 
     async def list_all() -> list[list[str]]:
         return await asyncio.gather(*map(list_one, folders))
 
-    return run_until(deadline, list_all(), where=folders[0].text)
+    return run_until(math.inf, list_all(), where=folders[0].text)
 
 
 def delete_object(address: Address) -> None:
@@ -269,7 +269,8 @@ class _Buffers:
     def __init__(self, address: Address, buffers: Sequence["Buffer"]) -> None:
         self.address = address
         self.part_bytes = _LARGE_PART_BYTES
-        self._views = [memoryview(buffer).cast("B") for buffer in buffers]
+        views = [memoryview(buffer) for buffer in buffers]
+        self._views = [view.cast("B") for view in views if view.nbytes]  # of no elements, none with axes can be cast
         self._ends = list(accumulate(map(len, self._views)))
         self.num_bytes = self._ends[-1] if self._ends else 0
 
