@@ -1,6 +1,7 @@
 """Copies of committed checkpoints in a second place, behind the training loop."""
 
 import logging
+import random
 import re
 import shutil
 import threading
@@ -22,6 +23,8 @@ from trackbed.checkpoint.leftovers import find_leftovers
 from trackbed.checkpointer import mirror as mirror_module
 from trackbed.checkpointer.lease import LEASE_NAME
 from trackbed.checkpointer.mirror import REWOUND_NAME
+from trackbed.checkpointer.runs import run_in
+from trackbed.checkpointer.steps import StepNames
 from trackbed.comm import SOLO, run_ranks
 from trackbed.errors import ArgumentError, CheckpointError, StoreError
 from trackbed.files.stores import is_address
@@ -359,3 +362,67 @@ def test_a_close_tries_a_mirror_that_is_down_twice_at_most(tmp_path, bucket, mon
     before = len(attempts)
     checkpointer.close()
     assert len(attempts) <= before + 2
+
+
+@pytest.mark.parametrize("count", [6, pytest.param(100, marks=pytest.mark.slow)])
+def test_after_any_history_the_mirror_has_the_newest_and_nothing_of_branches_that_were_left(
+    count, tmp_path, bucket, proxy, monkeypatch
+):
+    monkeypatch.setenv("TRACKBED_STORE_TIMEOUT", "3")
+    logging.disable(logging.WARNING)
+    for seed in range(count):
+        history = MirroredHistory(random.Random(seed), tmp_path / str(seed), bucket.text(f"mirror{seed}"), proxy)
+        try:
+            history.run()
+        finally:
+            proxy.faults, proxy.delay_seconds = [], 0.0
+        history.check()
+    logging.disable(logging.NOTSET)
+
+
+class MirroredHistory:
+    """A run that saves, goes back, and has a mirror with troubles."""
+
+    def __init__(self, draw, folder, mirror, proxy):
+        self.draw, self.folder, self.mirror, self.proxy = draw, folder, mirror, proxy
+        self.step = self.serial = 0
+        self.values = {}
+        """Value of each step of the branch."""
+        self.words = []
+
+    def run(self):
+        self.proxy.delay_seconds = self.draw.choice([0, 0, 0.01, 0.05])
+        with Checkpointer(self.folder, group=SOLO, mirror=self.mirror, on_failure="warn") as checkpointer:
+            for _ in range(self.draw.randrange(3, 10)):
+                word = self.draw.choice(["save", "save", "save", "load", "again", "wait", "faults"])
+                self.words.append(word)
+                if word == "wait":
+                    time.sleep(self.draw.random())
+                elif word == "faults":
+                    kinds = [None, None, None, 500, 403, 403, "reset", "lost answer"]
+                    self.proxy.faults = [self.draw.choice(kinds) for _ in range(self.draw.randrange(12))]
+                elif word == "load" and self.values:
+                    checkpointer.wait()
+                    self.step = self.draw.choice(sorted(self.values))
+                    checkpointer.load(state_of(SOLO, 0), step=self.step)
+                    self.values = {step: value for step, value in self.values.items() if step <= self.step}
+                elif word in ("save", "again"):
+                    self.save(checkpointer, max(self.values) if word == "again" and self.values else None)
+            self.save(checkpointer, None)
+            checkpointer.wait()
+            self.proxy.faults = []
+
+    def save(self, checkpointer, step):
+        self.step = self.step + self.draw.choice([1, 1, 2]) if step is None else step
+        self.serial += 1
+        checkpointer.save(self.step, state_of(SOLO, self.serial))
+        self.values[self.step] = self.serial
+        if self.draw.random() < 0.7:
+            checkpointer.wait()
+
+    def check(self):
+        for place in (self.folder, self.mirror):
+            steps = run_in(place).steps(StepNames())
+            found = {step: value_of(f"{place}/{StepNames().name(step)}") for step in steps}
+            assert found.items() <= self.values.items(), (self.words, place)
+            assert max(self.values) in found, (self.words, place)

@@ -79,7 +79,10 @@ class Mirror:
         self._is_taken = False
         self._is_ending = False
         """True while the end of the copies is waited for, which are not tried again and again then."""
-        self._has_failed_at_end = False
+        self._failed_at_end = -1
+        """Number of the last save whose copy has failed then."""
+        self._outdated: dict[int, int] = {}
+        """Numbers of the last saves of steps of which the mirror has nothing, or what an earlier save has written."""
         self._problems: list[str] = []
         self._lock = Lock()
 
@@ -109,6 +112,8 @@ class Mirror:
             record: the save.
             number: its number, the same on all ranks.
         """
+        with self._lock:
+            self._outdated[record.step] = number
         if not self._every or record.step % self._every == 0:
             with self._lock:
                 self._newest, self._number = record, number
@@ -136,7 +141,11 @@ class Mirror:
             StoreError: the store refuses, or does not answer in time.
         """
         rewound = self._rewound()
-        return [step for step in self.run.steps(self._names) if rewound is None or step <= rewound]
+        return [step for step in self.run.steps(self._names) if not self._is_left(step, rewound)]
+
+    def _is_left(self, step: int, rewound: int | None) -> bool:
+        """True if the mirror's checkpoint of a step is of another branch, or another save has taken its place."""
+        return step in self._outdated or (rewound is not None and step > rewound)
 
     def finish(self, is_over: Callable[[], bool]) -> bool:
         """Waits for the copies, and tries once more where the last one has failed. Returns False if one is in flight.
@@ -148,7 +157,7 @@ class Mirror:
         told = time.monotonic() + _SHORT_SECONDS
         while self._last is not None and not self._last.done():
             if is_over():
-                self._is_ending = self._has_failed_at_end = False
+                self._is_ending, self._failed_at_end = False, -1
                 return False
             if time.monotonic() > told:
                 logger.warning("%s: the copy of a checkpoint to the mirror is waited for", self.run)
@@ -179,12 +188,15 @@ class Mirror:
                 if is_wanted:
                     self._copy_step(record.step, meeting)
         except (TrackbedError, OSError, RuntimeError) as error:  # training goes on
-            self._has_failed_at_end = self._is_ending
+            if self._is_ending:
+                self._failed_at_end = number
             self._note_problem(record, str(error))
             return bool(is_last)
         finally:
             self._copied = None
         if is_wanted:
+            with self._lock:
+                self._outdated = {step: last for step, last in self._outdated.items() if last > number}
             record.mirror_error, record.mirrored_seconds = None, time.perf_counter() - start
             if self._group.rank == 0:
                 self._remove_old(record.step)
@@ -203,7 +215,7 @@ class Mirror:
             time.sleep(_LOOK_SECONDS)
         with self._lock:
             # The threads meet under the number of the newer one, or have tried while the end was waited for.
-            if self._number > number or number <= self._abandoned or self._has_failed_at_end:
+            if self._number > number or number <= max(self._abandoned, self._failed_at_end):
                 return False, True
             self._copied, self._branch = record.step, self._rewound()
             return True, self._is_ending
@@ -220,10 +232,8 @@ class Mirror:
         rewound = self._branch if meeting.rank == 0 else None
 
         def commit(save: AnySave, described: Described) -> None:
-            later = [] if rewound is None else [one for one in self.run.steps(self._names) if one > rewound]
-            self.run.commit(
-                save, described, [self.run.folder_of(self._names.name(one)) for one in later if one != step]
-            )
+            steps = [one for one in self.run.steps(self._names) if one != step and self._is_left(one, rewound)]
+            self.run.commit(save, described, [self.run.folder_of(self._names.name(one)) for one in steps])
             self._forget_rewind(rewound)
 
         copy_checkpoint(self._source.folder_of(name), self.run.folder_of(name), meeting, commit)
