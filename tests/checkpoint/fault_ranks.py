@@ -1,4 +1,4 @@
-"""Three gloo processes save or load, and one of them, or all, come to harm: `fault_ranks.py CASES FOLDER PLACE`.
+"""Three gloo processes save or load, and one or all of them fail: `fault_ranks.py CASES FOLDER PLACE`.
 
 CASES is JSON: a list of dictionaries with the fields of `Case`. PLACE is FOLDER, or an address for checkpoints. Writes
 a line of JSON for each case to standard output, with its number and what came of it. Ranks are forked from this
@@ -255,7 +255,7 @@ def forked(work, output):
 
 
 def asked(work, folder):
-    """What a function returns in a process of its own."""
+    """Runs a function in a process of its own, and returns its result."""
     output = folder / f"asked{time.monotonic_ns()}"
     os.waitpid(forked(work, output), 0)
     found = json.loads(output.read_text())

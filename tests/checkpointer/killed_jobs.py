@@ -124,7 +124,7 @@ def checkpoints_in(place):
 
 
 def left_in(place):
-    """What unfinished saves have left, once a job has begun and ended."""
+    """Starts and ends a job, and returns what it has not removed of unfinished saves."""
     Checkpointer(place, group=SOLO).close()
     if is_address(place):
         return [one.address for one in find_leftovers(place)]

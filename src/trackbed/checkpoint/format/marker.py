@@ -62,7 +62,7 @@ class Marker:
         return replace(self.without_unfinished({save.save_id}), current=save)
 
     def unnamed(self, save_ids: Iterable[str]) -> set[str]:
-        """Those of some saves that the marker does not name, and whose writers cannot commit them any more."""
+        """Returns the saves that the marker does not name. Their writers cannot commit them any more."""
         committed = (*self.set_aside, *filter(None, [self.current]))
         named = {save.save_id for save in committed} | {save.save_id for save in self.unfinished}
         return set(save_ids) - named
