@@ -76,15 +76,21 @@ class Fork:
             status = 1
             try:
                 torch.set_num_threads(1)
-                self.path.write_text(json.dumps(["ok", function()]))
+                self.write(["ok", function()])
                 status = 0
             except (CheckpointError, StoreError) as error:
-                self.path.write_text(json.dumps(["error", str(error)]))
+                self.write(["error", str(error)])
                 status = 0
             except BaseException:
-                self.path.write_text(json.dumps(["wrong", traceback.format_exc()]))
+                self.write(["wrong", traceback.format_exc()])
             finally:
                 os._exit(status)
+
+    def write(self, found):
+        # A kill leaves the whole file or none.
+        part = self.path.with_suffix(".part")
+        part.write_text(json.dumps(found))
+        part.rename(self.path)
 
     def join(self, seconds=30.0):
         """What came of it; None if it was killed. Raises if it goes on."""

@@ -101,4 +101,4 @@ def test_the_command_refuses_a_pipe_in_time(checkpoints, tmp_path):
         check=False,
     )
     assert (found.returncode, found.stdout) == (1, "")
-    assert found.stderr == "trackbed: metadata.json: must be a regular file, found a pipe\n"
+    assert found.stderr == f"trackbed: {folder}: metadata.json: must be a regular file, found a pipe\n"
