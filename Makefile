@@ -43,10 +43,6 @@ $(VENV)/dev.done: $(VENV)/installed.done
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(PIP) --no-build-isolation --editable '.[dev]'
 	touch $@
 
-$(VENV)/bench.done: $(VENV)/dev.done
-	$(PIP) grain
-	touch $@
-
 setup: $(VENV)/installed.done ## Make the virtual environment, build and install
 
 setup-dev: $(VENV)/dev.done ## The same, with what tests and checks need
@@ -79,7 +75,7 @@ format: setup-dev ## Let the tools lay the code out
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $$(find native -name '*.cpp' -o -name '*.hpp')
 
-bench: $(VENV)/bench.done ## Measure against megatron-core, in the same run
+bench: $(VENV)/dev.done ## Measure against megatron-core, in the same run
 	$(BIN)/python -m benchmarks
 	$(BIN)/python -m benchmarks.starts
 	$(BIN)/python -m benchmarks.batches
@@ -89,16 +85,16 @@ bench: $(VENV)/bench.done ## Measure against megatron-core, in the same run
 	$(BIN)/python -m benchmarks.sentences
 	$(BIN)/python -m benchmarks.shards
 
-bench-grads: $(VENV)/bench.done ## Training steps, collectives and hooks of two ranks, against their peers: five minutes
+bench-grads: $(VENV)/dev.done ## Training steps, collectives and hooks of two ranks, against their peers: five minutes
 	$(BIN)/python -m benchmarks.grads
 
-bench-ckpt: $(VENV)/bench.done ## Saves, loads and exports of checkpoints, against their peers: half an hour, and 15 GB of disk
+bench-ckpt: $(VENV)/dev.done ## Saves, loads and exports of checkpoints, against their peers: half an hour, and 15 GB of disk
 	$(BIN)/python -m benchmarks.checkpoints
 	$(BIN)/python -m benchmarks.exports
 	$(BIN)/python -m benchmarks.stalls
 	$(BIN)/python -m benchmarks.saves_in_training
 
-bench-stores: $(VENV)/bench.done ## Samples and checkpoints in an S3 server on loopback, against obstore and megatron-core: a quarter of an hour; needs root and Ceph
+bench-stores: $(VENV)/dev.done ## Samples and checkpoints in an S3 server on loopback, against obstore and megatron-core: a quarter of an hour; needs root and Ceph
 	$(BIN)/python tests/support/stores/ceph.py $(BIN)/python -W ignore -m benchmarks.stores
 	$(BIN)/python tests/support/stores/ceph.py $(BIN)/python -W ignore -m benchmarks.stored_checkpoints
 	$(BIN)/python tests/support/stores/ceph.py $(BIN)/python -W ignore -m benchmarks.mirrors
@@ -135,7 +131,7 @@ test-wheel: ## The wheel in dist for this Python, installed alone: kernels, toke
 quality: setup-dev ## Statistics of the permutation, with limits: a minute
 	$(BIN)/python -m quality
 
-bench-full: $(VENV)/bench.done ## The headlines: 2e9 samples, 2e8 documents, 5e12 tokens; half an hour, and 55 GB of disk
+bench-full: $(VENV)/dev.done ## The headlines: 2e9 samples, 2e8 documents, 5e12 tokens; half an hour, and 55 GB of disk
 	$(BIN)/python -m benchmarks.full
 
 native-test: $(VENV)/tools.done ## The kernels under address, undefined and thread sanitizers

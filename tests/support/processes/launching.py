@@ -38,7 +38,7 @@ def environments(size, launcher="torch"):
         yield {**os.environ, **QUIET, **{name: str(value) for name, value in names.items()}}
 
 
-def run_script(script, size, *arguments, limit_seconds, gone=None, expected_status=0, **variables):
+def run_script(script, size, *arguments, limit_seconds, gone=None, expected_status=0, parses=True, **variables):
     """Runs a script on several ranks. Returns what each wrote to standard output, as lines of JSON.
 
     Files take the output, because a rank that waits for a reader of its pipe would keep the others waiting.
@@ -46,6 +46,7 @@ def run_script(script, size, *arguments, limit_seconds, gone=None, expected_stat
     Args:
         gone: a rank that is not waited for.
         expected_status: exit status of the others.
+        parses: False to return nothing, for programs that write other lines.
         variables: further variables of the environment.
     """
     command = [sys.executable, "-W", "ignore", str(script), *map(str, arguments)]
@@ -69,4 +70,4 @@ def run_script(script, size, *arguments, limit_seconds, gone=None, expected_stat
             file.seek(0)
         words = "\n".join(error.read().decode()[-2000:] for error in errors)
         assert statuses == [expected_status] * len(waited), words
-        return [[json.loads(line) for line in outputs[rank].read().splitlines()] for rank in waited]
+        return [[json.loads(line) for line in outputs[rank].read().splitlines()] for rank in waited if parses]

@@ -183,7 +183,9 @@ def torch_bytes(value: Any, where: str, *, writes_storages: bool = False) -> byt
         surveyed = survey(value)
         copies = {} if writes_storages else own_memory(surveyed.tensors, surveyed.storages)
         torch.save(value, stream, pickle_module=pickle_module(copies))
-        loaded = load_torch_item(stream.getbuffer(), where, checks_members=False)
+        # Not a view: a traceback may hold it in a cycle, on which Python 3.12.1 crashes.
+        content = stream.getvalue()
+        loaded = load_torch_item(content, where, checks_members=False)
     except RefusedError as error:
         raise CheckpointError(refusal(value, where) or f"{where}: {error}") from None
     except (CheckpointError, *PICKLE_ERRORS) as error:
@@ -192,7 +194,7 @@ def torch_bytes(value: Any, where: str, *, writes_storages: bool = False) -> byt
         ) from (None if isinstance(error, CheckpointError) else error)
     if surveyed.has_own_classes and place_of_change(value, loaded) is not None:
         raise CheckpointError(refusal(value, where) or f"{where}: must come back as it is, but does not")
-    return stream.getvalue()
+    return content
 
 
 def _check_members(content: bytes | memoryview, where: str) -> None:

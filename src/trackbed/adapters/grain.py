@@ -1,0 +1,119 @@
+"""Batches for Grain: records that are whole micro-batches, and an iterator whose state says what they are made of.
+
+Shapes: b samples of a micro-batch, B samples of a batch.
+"""
+
+from typing import Any
+
+import grain
+import numpy as np
+import numpy.typing as npt
+from grain import experimental
+
+from trackbed.datasets.batches.reader import ReadsBatches
+from trackbed.errors import ArgumentError
+from trackbed.kernels.integers import check_at_least
+from trackbed.loading.samplers import MegatronPretrainingSampler
+
+Arrays = dict[str, npt.NDArray[Any]]
+
+
+class MicroBatches:
+    """Random-access source of Grain whose records are micro-batches, in the order of a dataset.
+
+    A kernel gathers a record in one call, several times as fast as Grain reads and stacks samples. Samples at the end
+    that do not fill a record are left out.
+
+    Args:
+        dataset: dataset of a split, such as `trackbed.open_blend(path).train`.
+        micro_batch_size: b, samples of a record, at least 1.
+        num_threads: threads that gather a record, at least 1.
+
+    Raises:
+        ArgumentError: an argument is of another kind or out of range.
+    """
+
+    def __init__(self, dataset: ReadsBatches, micro_batch_size: int, *, num_threads: int = 1) -> None:
+        if not isinstance(dataset, ReadsBatches):
+            raise ArgumentError(f"dataset must be a split, such as splits.train, found a {type(dataset).__name__}")
+        check_at_least(1, micro_batch_size=micro_batch_size, num_threads=num_threads)
+        self.dataset = dataset
+        self.micro_batch_size = micro_batch_size
+        self._num_threads = num_threads
+
+    def __len__(self) -> int:
+        """Number of records."""
+        return len(self.dataset) // self.micro_batch_size
+
+    def __getitem__(self, record_key: int) -> Arrays:
+        """Returns a record: arrays by the keys of a sample, each `[b, ...]`."""
+        if not 0 <= record_key < len(self):
+            raise IndexError(f"a record must be in [0, {len(self)}), found {record_key}")
+        samples = np.arange(record_key * self.micro_batch_size, (record_key + 1) * self.micro_batch_size)
+        batch = self.dataset.gather(samples, num_threads=self._num_threads)
+        return {name: tensor.numpy() for name, tensor in batch.items()}
+
+    def __repr__(self) -> str:
+        """Says how many records there are."""
+        return f"<MicroBatches: {len(self):,} of {self.micro_batch_size} samples, {self.dataset!r}>"
+
+
+def batch_iterator(
+    source: MicroBatches, *, micro_batches_per_step: int, rank: int, num_ranks: int, ahead: int = 2
+) -> grain.DatasetIterator[Arrays]:
+    """Returns an iterator over this rank's batches, whose state resumes on any number of ranks.
+
+    Each step reads records that follow one another, of which rank r gets the records r, r + num_ranks, and so on, as
+    one batch: arrays `[B, ...]` by the keys of a sample. All ranks stop together where no whole step is left.
+
+    The state is that of a `trackbed.BatchLoader`, and either loads that of the other: plain values, which say after how
+    many samples to go on, and in which data. `set_state` raises an `ArgumentError` for other data.
+
+    Args:
+        source: the records.
+        micro_batches_per_step: records of all ranks together in one step, a multiple of `num_ranks`.
+        rank: number of this process among those that read different samples, in `[0, num_ranks)`.
+        num_ranks: number of these processes, at least 1.
+        ahead: steps to read ahead on a thread, at least 1.
+
+    Raises:
+        ArgumentError: an argument is out of range.
+    """
+    check_at_least(1, micro_batches_per_step=micro_batches_per_step, num_ranks=num_ranks, ahead=ahead)
+    if rank not in range(num_ranks) or micro_batches_per_step % num_ranks:
+        found = f"rank {rank}, num_ranks {num_ranks} and micro_batches_per_step {micro_batches_per_step}"
+        raise ArgumentError(f"num_ranks must be above rank, and divide micro_batches_per_step, found {found}")
+    shard = grain.sharding.ShardOptions(shard_index=rank, shard_count=num_ranks)
+    reads = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
+    records = grain.MapDataset.source(source)
+    elastic = experimental.ElasticIterator(records, micro_batches_per_step, shard, read_options=reads)
+    return _Batches(experimental.ThreadPrefetchDatasetIterator(iter(elastic), ahead), source, micro_batches_per_step)
+
+
+class _Batches(grain.DatasetIterator[Arrays]):
+    """Batches of Grain's elastic iterator `[B / b, b, ...]`, as `[B, ...]`, with the state of a sampler."""
+
+    def __init__(self, stacked: grain.DatasetIterator[Arrays], source: MicroBatches, micro_batches: int) -> None:
+        super().__init__(stacked)
+        self._micro_batch_size, self._step = source.micro_batch_size, micro_batches * source.micro_batch_size
+        fingerprint = getattr(source.dataset, "fingerprint", None)
+        self._sampler = MegatronPretrainingSampler(len(source.dataset), 0, 1, 0, 1, fingerprint=fingerprint)
+
+    def __next__(self) -> Arrays:
+        if self._consumed + self._step > self._sampler.total_samples:
+            raise StopIteration
+        return {name: array.reshape(-1, *array.shape[2:]) for name, array in next(self._parent).items()}
+
+    @property
+    def _consumed(self) -> int:
+        return int(self._parent.get_state()["global_next_index"]) * self._micro_batch_size
+
+    def get_state(self) -> dict[str, Any]:
+        return self._sampler.state_dict(consumed_samples=self._consumed)
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._sampler.load_state_dict(state)
+        consumed, size = self._sampler.consumed_samples, self._micro_batch_size
+        if consumed % size:
+            raise ArgumentError(f"consumed_samples must be a multiple of micro_batch_size {size}, found {consumed}")
+        self._parent.set_state({"global_next_index": consumed // size})

@@ -1,0 +1,120 @@
+"""Data for the `Trainer` of transformers, from release 5 on, with its position in the `Trainer`'s own checkpoints.
+
+In a program:
+
+    data = TrainerDataset(trackbed.open_blend("blend.toml").train)
+    arguments = TrainingArguments("out", max_steps=1000, **OPTIONS)
+    Trainer(model, arguments, train_dataset=data, callbacks=[TrainerPosition(data)]).train()
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import torch
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_callback import ExportableState
+
+from trackbed.datasets.batches.reader import ReadsBatches
+from trackbed.errors import ArgumentError
+from trackbed.loading.samplers import MegatronPretrainingSampler
+
+OPTIONS: Final = {"train_sampling_strategy": "sequential", "ignore_data_skip": True, "dataloader_drop_last": True}
+"""Options of `TrainingArguments` with which the `Trainer` reads samples in order, and skips nothing itself."""
+_PASSES: Final = "passes"
+
+
+class TrainerDataset(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
+    """Map-style dataset whose samples have `input_ids` and `labels`, int64 `[S]`, for models that shift their labels.
+
+    Labels are the tokens, or -100 where the loss mask is 0. A sample does not have the label of its last token, so that
+    one prediction of each is left out.
+
+    `dataset` is that of a split, such as `trackbed.open_blend(path).train`.
+    """
+
+    def __init__(self, dataset: ReadsBatches) -> None:
+        if not isinstance(dataset, ReadsBatches):
+            raise ArgumentError(f"dataset must be a split, such as splits.train, found a {type(dataset).__name__}")
+        self.dataset = dataset
+        # Worker processes that live longer than an epoch see it, too.
+        self.first: torch.Tensor = torch.zeros(1, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+        """`[1]` position in the dataset of the first sample that the `Trainer` asks for."""
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        """Returns a sample, counted from `first` on; behind the last one, the first one comes again."""
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, torch.Tensor]]:
+        """Returns samples, gathered together. Called by torch's DataLoader."""
+        first = int(self.first)
+        batch = self.dataset.gather([(first + index) % len(self.dataset) for index in indices], num_threads=1)
+        labels = batch["tokens"].clone()
+        labels[:, 1:][batch["loss_mask"][:, :-1] == 0] = -100  # the mask is that of the prediction of the next token
+        return [{"input_ids": tokens, "labels": of_one} for tokens, of_one in zip(batch["tokens"], labels, strict=True)]
+
+
+class TrainerPosition(TrainerCallback, ExportableState):
+    """Callback that counts the samples, and keeps the count and what they are made of in `trainer_state.json`.
+
+    A run that resumes goes on behind the last sample that was trained on, on any number of ranks and with any batch
+    size, and reads nothing again. It refuses another dataset. `data` is the `train_dataset` of the `Trainer`.
+    """
+
+    def __init__(self, data: TrainerDataset | None = None) -> None:
+        if data is None:
+            raise ArgumentError(
+                "data must be the dataset of training, found none: leave restore_callback_states_from_checkpoint out, "
+                "with which the Trainer makes callbacks of its own"
+            )
+        self._data = data
+        fingerprint = getattr(data.dataset, "fingerprint", None)
+        self._sampler = MegatronPretrainingSampler(len(data), 0, 1, 0, 1, fingerprint=fingerprint)
+        self._consumed = 0  # samples that all ranks have trained on
+
+    def state(self) -> dict[str, Any]:
+        """Returns the position, for the checkpoint."""
+        passes, consumed = divmod(self._consumed, len(self._data))
+        position = {**self._sampler.state_dict(consumed_samples=consumed), _PASSES: passes}
+        return {"args": {}, "attributes": {"position": position}}
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **unused: Any
+    ) -> None:
+        """Takes the position of the checkpoint that the `Trainer` has loaded.
+
+        Raises:
+            ArgumentError: the checkpoint has none, or that of other data, or the `Trainer` would skip samples itself.
+        """
+        for name, wanted in OPTIONS.items():
+            if getattr(args, name) != wanted:
+                raise ArgumentError(f"TrainingArguments: {name} must be {wanted!r}, found {getattr(args, name)!r}")
+        self._consumed = 0
+        if not state.global_step:
+            return
+        callbacks: Any = state.stateful_callbacks or {}  # a dictionary, as it was read from JSON
+        saved = callbacks.get(type(self).__name__)
+        if saved is None:
+            raise ArgumentError("the checkpoint must have the state of a TrainerPosition, found none: begin anew")
+        position = saved["attributes"]["position"]
+        self._sampler.load_state_dict(position)
+        self._consumed = position[_PASSES] * len(self._data) + self._sampler.consumed_samples
+
+    def on_epoch_begin(self, *unused: Any, **kwargs: Any) -> None:
+        """Has the next pass begin behind the last sample."""
+        self._data.first.fill_(self._consumed % len(self._data))
+        loader = kwargs["train_dataloader"]
+        loader = getattr(loader, "base_dataloader", loader)
+        if loader.generator is None:
+            # A pass draws a seed. A run that resumes begins one more, and must not drop out other values for it.
+            loader.generator = torch.Generator().manual_seed(0)
+
+    def on_substep_end(self, *unused: Any, **kwargs: Any) -> None:
+        """Counts a micro-batch of all ranks."""
+        self._consumed += kwargs["train_dataloader"].total_batch_size
+
+    def on_step_end(self, *unused: Any, **kwargs: Any) -> None:
+        """Counts the last micro-batch of a step."""
+        self._consumed += kwargs["train_dataloader"].total_batch_size

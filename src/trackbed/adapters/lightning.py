@@ -1,0 +1,116 @@
+"""Data and checkpoints for Lightning, from the package `lightning` or `pytorch_lightning`."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trackbed.blends.open import open_blend
+from trackbed.checkpoint import load, open_checkpoint, save
+from trackbed.checkpointer.runs import run_in
+from trackbed.comm import SOLO
+from trackbed.datasets import Batch
+from trackbed.errors import ArgumentError
+from trackbed.files.stores import is_address
+from trackbed.loading.loader import BatchLoader
+
+if TYPE_CHECKING or "pytorch_lightning" in sys.modules:  # the one that the program uses: they share no classes
+    from lightning_fabric.plugins import CheckpointIO
+    from pytorch_lightning import LightningDataModule
+else:
+    try:
+        from lightning.fabric.plugins import CheckpointIO
+        from lightning.pytorch import LightningDataModule
+    except ModuleNotFoundError:
+        from lightning_fabric.plugins import CheckpointIO
+        from pytorch_lightning import LightningDataModule
+
+
+class _Batches:
+    """A `BatchLoader` as Lightning takes one that is not torch's: it would ask for torch's samplers."""
+
+    def __init__(self, loader: BatchLoader) -> None:
+        self._loader = loader
+
+    def __iter__(self) -> Iterator[Batch]:
+        return iter(self._loader)
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._loader.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._loader.load_state_dict(state)
+
+
+class BlendDataModule(LightningDataModule):
+    """Batches of the splits of a blend file, each rank its own part.
+
+    Lightning keeps the position of the loader in its checkpoints, and a run goes on behind it, on any number of ranks.
+    It refuses other data.
+
+    Args:
+        blend: path of the blend file; see `trackbed.open_blend`.
+        batch_size: samples of a rank and step, at least 1.
+        loader: further options of `trackbed.BatchLoader`, such as `ahead` and `device`.
+    """
+
+    def __init__(self, blend: str | Path, *, batch_size: int, **loader: Any) -> None:
+        super().__init__()
+        self._blend, self._options = blend, {"batch_size": batch_size, **loader}
+
+    def setup(self, stage: str) -> None:
+        """Opens the blend, once the ranks have started."""
+        self.splits = open_blend(self._blend)
+
+    def train_dataloader(self) -> Any:
+        """Returns the batches of the training split."""
+        return _Batches(BatchLoader(self.splits.train, **self._options))
+
+    def val_dataloader(self) -> Any:
+        """Returns the batches of the validation split; none if it has no samples."""
+        return _Batches(BatchLoader(self.splits.valid, **self._options)) if self.splits.valid else []
+
+
+class FolderCheckpointIO(CheckpointIO):
+    """Has Lightning save its checkpoints as folders of `trackbed.save`: whole or not at all, with checksums.
+
+    Lightning calls it on rank 0 alone, with a state that is whole there: of strategies that divide a model, such as
+    FSDP with sharded states, the checkpoints go their own ways.
+
+        Trainer(plugins=[FolderCheckpointIO()])
+    """
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
+        """Saves a state as the folder or address `path`.
+
+        Raises:
+            CheckpointError: it has a value of a class that is not allowed, or cannot be written.
+        """
+        if storage_options is not None:
+            raise ArgumentError(f"storage_options: must be None, found {storage_options!r}")
+        if not is_address(path):
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+        save(checkpoint, path, group=SOLO)
+
+    def load_checkpoint(self, path: str | Path, map_location: Any = None, weights_only: Any = None) -> dict[str, Any]:
+        """Loads a state into the host's memory, on each rank by itself.
+
+        Nothing is unpickled without a list of allowed classes, whatever `weights_only` is.
+
+        Raises:
+            CheckpointError: it is no checkpoint, or damaged.
+        """
+        return load(path, group=SOLO)
+
+    def remove_checkpoint(self, path: str | Path) -> None:
+        """Removes a checkpoint.
+
+        Raises:
+            CheckpointError: `path` is something else.
+        """
+        open_checkpoint(path)
+        parent, _, name = str(path).rstrip("/").rpartition("/")
+        run_in(parent or ".").hide(name)()
