@@ -98,6 +98,30 @@ std::int32_t write_borders(const std::vector<std::int64_t>& ends, std::int64_t n
   return longest;
 }
 
+// The same as Megatron Core has them, with a border for each empty document, from the ends of all pieces of a sample: its
+// extra token is no document of its own, and where it would be one that is short, the padding belongs to the one before.
+std::int32_t write_document_borders(std::span<const std::int64_t> ends, const SampleShape& shape,
+                                    std::int32_t* borders) {
+  const std::int64_t num_tokens = ends.back();
+  std::span<const std::int64_t> inner = ends.first(ends.size() - 1);
+  if (shape.extra != 0 && !inner.empty() && num_tokens - inner.back() == 1) {
+    inner = inner.first(inner.size() - 1);
+  }
+  const auto length = static_cast<std::size_t>(shape.length);
+  if (inner.size() >= length) {  // more empty documents than there are places
+    return write_borders({inner.begin(), inner.end()}, num_tokens, shape.length, borders);
+  }
+  borders[0] = 0;
+  for (std::size_t at = 0; at < length; ++at) {
+    borders[at + 1] = static_cast<std::int32_t>(at < inner.size() ? inner[at] : shape.length);
+  }
+  std::int32_t longest = 0;
+  for (std::size_t at = 0; at <= inner.size(); ++at) {
+    longest = std::max(longest, borders[at + 1] - borders[at]);
+  }
+  return longest;
+}
+
 // Writes rows [first, stop) of the mask of a sample whose documents begin at `starts`: later tokens and those of other
 // documents are masked.
 void write_mask(const std::vector<std::int64_t>& starts, std::size_t first, std::size_t stop, std::size_t length,
@@ -125,7 +149,7 @@ class Batch {
     const std::size_t row = sample * length;
     std::int64_t* const tokens = rows_.tokens + row;
     std::int64_t* const labels = rows_.labels + row;
-    if (shape_.resets_positions == 0) {  // first, while the tokens are prefetched
+    if (shape_.resets_positions == 0 && shape_.keeps_documents_apart == 0) {  // first, while the tokens are prefetched
       loops_.count_up(rows_.position_ids + row, length);
     }
     Text text(loops_, shape_, dtype, tokens, labels);
@@ -136,7 +160,7 @@ class Batch {
     if (shape_.resets_positions != 0 || rows_.attention_mask != nullptr) {
       starts_[sample] = find_starts(tokens);
     }
-    if (shape_.resets_positions != 0) {
+    if (shape_.resets_positions != 0 && shape_.keeps_documents_apart == 0) {
       write_positions(starts_[sample], rows_.position_ids + row);
     }
     const bool is_whole = num_tokens == shape_.length + 1;
@@ -146,8 +170,15 @@ class Batch {
       loops_.mask(tokens, labels, length, shape_.pad, shape_.eod, shape_.masks_eod != 0, rows_.loss_mask + row);
     }
     if (rows_.cu_seqlens != nullptr) {
-      rows_.max_seqlen[sample] =
-          write_borders(plan.borders, num_tokens, shape_.length, rows_.cu_seqlens + sample * (length + 1));
+      std::int32_t* const borders = rows_.cu_seqlens + sample * (length + 1);
+      // Pieces of visits have the end of the last one, too; those of a stretch only borders inside the sample.
+      const bool has_pieces = !plan.borders.empty() && plan.borders.back() == num_tokens;
+      rows_.max_seqlen[sample] = shape_.keeps_documents_apart != 0 && has_pieces
+                                     ? write_document_borders(plan.borders, shape_, borders)
+                                     : write_borders(plan.borders, num_tokens, shape_.length, borders);
+      if (shape_.keeps_documents_apart != 0) {
+        write_positions_between(borders, rows_.position_ids + row);
+      }
     }
   }
 
@@ -177,6 +208,12 @@ class Batch {
     for (std::size_t document = 0; document < starts.size(); ++document) {
       const std::int64_t stop = document + 1 < starts.size() ? starts[document + 1] : shape_.length;
       loops_.count_up(positions + starts[document], static_cast<std::size_t>(stop - starts[document]));
+    }
+  }
+
+  void write_positions_between(const std::int32_t* borders, std::int64_t* positions) const {
+    for (std::int64_t at = 0; borders[at] < shape_.length; ++at) {
+      loops_.count_up(positions + borders[at], static_cast<std::size_t>(borders[at + 1] - borders[at]));
     }
   }
 

@@ -1496,7 +1496,8 @@ trackbed::SampleShape make_shape(Random& random) {
           .pad = random.below(2) == 0 ? -1 : 7,
           .eod = random.below(4) == 0 ? 7 : 9,
           .resets_positions = static_cast<std::int64_t>(random.below(2)),
-          .masks_eod = static_cast<std::int64_t>(random.below(2))};
+          .masks_eod = static_cast<std::int64_t>(random.below(2)),
+          .keeps_documents_apart = 0};
 }
 
 // Bytes of files, cut out in buffers without slack: those that are missing, or some more.

@@ -91,6 +91,7 @@ def datasets(draw):
         eod=EOD,
         resets_positions=draw(st.booleans()),
         masks_eod=draw(st.booleans()),
+        keeps_documents_apart=draw(st.booleans()),
     )
     return sources, counts, shape, rng
 

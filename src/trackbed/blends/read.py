@@ -216,6 +216,7 @@ OPTIONS: Final[Mapping[str, Rule]] = {
     "eod_mask_loss": FLAG,
     "fast_cache_load": FLAG,
     "full_validation": FLAG,
+    "inter_document_masking": FLAG,
     "mid_level_dataset_surplus": NUMBER,
     "mmap_bin_files": FLAG,
     "multiple_validation_sets": FLAG,

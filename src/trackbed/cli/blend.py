@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from trackbed.cli.output import json_text
-from trackbed.cli.parse import idx_cache_option
+from trackbed.cli.parse import Release, idx_cache_option
 from trackbed.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -41,6 +41,10 @@ class _Count(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generi
     "--from-megatron", metavar="ARGUMENTS",
     help="Write a new BLEND.toml from the arguments of a Megatron-LM job, all in quotes; without BLEND.toml, print it.",
 )  # fmt: skip
+@click.option(
+    "--for", "reader", type=Release(), metavar="megatron-core==RELEASE",
+    help="With --from-megatron: release of the job, whose tokenizers differ; by default 0.16.1.",
+)  # fmt: skip
 @click.option("--tokens", type=_Count(), metavar="COUNT", help="Number of tokens to train on, such as 2T, 1.5B or 20M.")
 @click.option("--samples", type=_Count(), metavar="COUNT", help="Number of samples to train on.")
 @click.option("--all", "show_all", is_flag=True, help="Show every row, not only the largest ones.")
@@ -52,6 +56,7 @@ def blend(
     path: str | None,
     *,
     from_megatron: str | None,
+    reader: str | None,
     tokens: int | None,
     samples: int | None,
     show_all: bool,
@@ -71,8 +76,10 @@ def blend(
     if from_megatron is not None:
         if as_json or show_all or members or plot is not None or tokens is not None or samples is not None:
             raise click.UsageError("--from-megatron excludes the options of the plan")
-        _convert(from_megatron, path)
+        _convert(from_megatron, path, reader)
         return
+    if reader is not None:
+        raise click.UsageError("--for needs --from-megatron")
     if path is None or not Path(path).exists():
         raise click.UsageError(
             "Missing argument 'BLEND.toml'."
@@ -105,11 +112,13 @@ def blend(
         click.echo(f"trackbed: {path} names no tokenizer; the plan needs none, builds and training do", err=True)
 
 
-def _convert(arguments: str, path: str | None) -> None:
+def _convert(arguments: str, path: str | None, reader: str | None) -> None:
     """Prints the blend file of a job's arguments, or writes it to a new file."""
     from trackbed.megatron.blend_arguments.blend_of_arguments import blend_of_megatron_arguments
 
-    text = blend_of_megatron_arguments(arguments, folder="." if path is None else Path(path).parent)
+    release = (reader or "").partition("==")[2]
+    given = {"release": release} if release else {}
+    text = blend_of_megatron_arguments(arguments, folder="." if path is None else Path(path).parent, **given)
     for line in text.splitlines():
         if line.startswith("# --"):
             click.echo(f"note: {line[2:]}", err=True)

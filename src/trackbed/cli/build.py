@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from trackbed.cli.parse import idx_cache_option
+from trackbed.cli.parse import MEGATRON, Release, idx_cache_option
 from trackbed.errors import ArgumentError, CacheError
 from trackbed.plural import number_of
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from trackbed.datasets import GPTDatasetConfig, MegatronIdentity
 
 
-_MEGATRON: Final = "megatron-core"
 MOST_DATASETS: Final = 32_766
 """Maximum number of datasets in a blend of megatron-core, limited by its int16 dataset numbers."""
 MOST_SHOWN: Final = 20
@@ -43,9 +42,9 @@ MOST_SHOWN: Final = 20
 )
 @click.option("--ranks", type=click.IntRange(min=1), metavar="N", help="With --plan: number of processes.")
 @click.option(
-    "--for", "reader", type=click.Choice(["trackbed", _MEGATRON]), default="trackbed", show_default=True,
-    help="Library that will read the indices. megatron-core: also check names and limits for a Megatron job; needs "
-    "the identity of the job's tokenizer.",
+    "--for", "reader", type=Release("trackbed"), default="trackbed", show_default=True, metavar="LIBRARY",
+    help="Library that will read the indices. megatron-core, or a release such as megatron-core==0.19: also check "
+    "names and limits for a Megatron job; needs the identity of the job's tokenizer.",
 )  # fmt: skip
 @click.option(
     "--tokenizer-identity",
@@ -54,7 +53,7 @@ MOST_SHOWN: Final = 20
 )
 @click.option(
     "--check-against",
-    type=click.Choice([_MEGATRON]),
+    type=click.Choice([MEGATRON]),
     help="Start megatron-core on the indices; an error if it builds any. Implies --for megatron-core.",
 )
 @click.option(
@@ -97,7 +96,7 @@ def build(
         raise click.UsageError(
             "--ranks needs --plan; to build with several processes, start them with torchrun or srun"
         )
-    is_shared, is_for_megatron = has_several_ranks(), reader == _MEGATRON or check_against is not None
+    is_shared, is_for_megatron = has_several_ranks(), reader != "trackbed" or check_against is not None
     file = read_blend_file(_named_as_in_a_job(path) if is_for_megatron else path)
     blend = measure_blend(file.with_idx_cache(idx_cache))
     plan_blend(blend).problems.stop()
@@ -128,7 +127,7 @@ def build(
         from trackbed.cli.check_against import check_against_megatron
 
         check_against_megatron(config, blend.sizes)
-        click.echo(f"{_MEGATRON} starts from {config.path_to_cache} and builds nothing")
+        click.echo(f"{MEGATRON} starts from {config.path_to_cache} and builds nothing")
 
 
 def _named_as_in_a_job(path: str) -> str:
@@ -215,7 +214,7 @@ def _check_readable(config: "GPTDatasetConfig", blend: "MeasuredBlend") -> None:
             "tokenizer.megatron or --tokenizer-identity must state the identity of the job's tokenizer, found neither"
         )
     if wrong is not None:
-        raise ArgumentError(f"{blend.file.path}: for {_MEGATRON}, {wrong}")
+        raise ArgumentError(f"{blend.file.path}: for {MEGATRON}, {wrong}")
 
 
 def _check_names(built: Sequence[Any], config: "GPTDatasetConfig") -> None:
@@ -229,7 +228,7 @@ def _check_names(built: Sequence[Any], config: "GPTDatasetConfig") -> None:
     if aside:
         more = f", and {len(aside) - MOST_SHOWN} more" if len(aside) > MOST_SHOWN else ""
         raise CacheError(
-            f"{config.path_to_cache}: every index must have {_MEGATRON}'s name, found {number_of(len(aside), 'name')} "
+            f"{config.path_to_cache}: every index must have {MEGATRON}'s name, found {number_of(len(aside), 'name')} "
             "taken by an index of other data, for example of a regenerated corpus: remove NAME-* and "
             f".trackbed/NAME.json of each, and build again: {', '.join(aside[:MOST_SHOWN])}{more}"
         )

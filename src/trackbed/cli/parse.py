@@ -7,6 +7,7 @@ from typing import Final
 
 import click
 
+MEGATRON: Final = "megatron-core"
 _AMOUNT: Final = re.compile(r"(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[A-Za-z]*)")
 _BYTES: Final = {
     "": 1,
@@ -54,6 +55,31 @@ class Duration(click.ParamType):  # type: ignore[type-arg,unused-ignore]
         if found is None or found["unit"] not in _SECONDS:
             self.fail(f"a duration must be a number with s, m, h, d or w, found {value!r}")
         return float(found["number"]) * _SECONDS[found["unit"]]
+
+
+class Release(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+    """`megatron-core`, or a release of it, such as `megatron-core==0.19`; and further names."""
+
+    name = "release"
+
+    def __init__(self, *others: str) -> None:
+        self._others = others
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Checks the value, and returns it."""
+        from trackbed.datasets.megatron_releases import check_release
+        from trackbed.errors import ArgumentError
+
+        name, has_release, release = value.partition("==")
+        if value not in self._others and name != MEGATRON:
+            wanted = ", ".join((*self._others, MEGATRON, f"{MEGATRON}==0.19"))
+            self.fail(f"must be one of {wanted}, found {value!r}")
+        if has_release:
+            try:
+                check_release(release)
+            except ArgumentError as error:
+                self.fail(str(error))
+        return value
 
 
 def json_keys_option(text: str) -> Callable[[Callable[..., None]], Callable[..., None]]:

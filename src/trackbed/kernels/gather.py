@@ -270,13 +270,17 @@ class SampleShape:
     """True if positions restart after each `eod`."""
     masks_eod: bool = False
     """True if predictions from `eod` are excluded from the loss."""
+    keeps_documents_apart: bool = False
+    """True if positions restart at the borders of `cu_seqlens`, which then has one for each empty document, as in
+    Megatron Core."""
     words: npt.NDArray[np.uint64] = field(init=False, repr=False, compare=False)
     """The fields as an array of words for the kernel."""
 
     def __post_init__(self) -> None:
         if self.length < 1 or self.extra not in (0, 1):
             raise ArgumentError(f"length must be at least 1 and extra 0 or 1, found {self.length} and {self.extra}")
-        fields = [self.length, self.extra, self.pad, self.eod, self.resets_positions, self.masks_eod]
+        flags = [self.resets_positions, self.masks_eod, self.keeps_documents_apart]
+        fields = [self.length, self.extra, self.pad, self.eod, *flags]
         object.__setattr__(self, "words", np.array(fields, dtype=np.int64).view(np.uint64))
 
 
@@ -407,6 +411,8 @@ def gather(
         raise ArgumentError(
             f"datasets, positions and batch must have one size, shape and batch one length, found {found}"
         )
+    if shape.keeps_documents_apart and batch is not None and "cu_seqlens" not in batch.arrays:
+        raise ArgumentError("batch must have cu_seqlens with keeps_documents_apart, found none")
     outcome = _native.gather(
         workers(),
         *sources.words,

@@ -374,18 +374,28 @@ def gather_sample(
     text = np.concatenate(pieces).astype(np.int64)[: shape.length + shape.extra]
     ends = np.cumsum([len(piece) for piece in pieces])
     is_inner = (ends > 0) & (ends < min(shape.length, len(text)))
+    inner = np.unique(ends[is_inner])
+    if shape.keeps_documents_apart and dataset in sources.visits:
+        is_alone = bool(shape.extra) and len(pieces[-1]) == 1
+        of_pieces = ends[: max(len(ends) - 1 - is_alone, 0)]
+        inner = of_pieces if len(of_pieces) < shape.length else inner
     text = np.append(text, np.full(shape.length + 1 - len(text), shape.pad))
     tokens, labels = text[:-1], text[1:]
     starts = np.flatnonzero(np.append(True, tokens[:-1] == shape.eod))
     place = np.arange(shape.length)
     number = np.searchsorted(starts, place, side="right")
-    borders = np.append(0, np.unique(ends[is_inner]))
+    borders = np.append(0, inner)
     borders = np.append(borders, np.full(shape.length + 1 - len(borders), shape.length))
+    in_documents = place - borders[np.searchsorted(borders, place, side="right") - 1]
     return {
         "tokens": np.where(tokens == shape.pad, 0, tokens),
         "labels": np.where(labels == shape.pad, 0, labels),
         "loss_mask": (labels != shape.pad) & ~(shape.masks_eod & (tokens == shape.eod)),
-        "position_ids": place - starts[number - 1] if shape.resets_positions else place,
+        "position_ids": in_documents
+        if shape.keeps_documents_apart
+        else place - starts[number - 1]
+        if shape.resets_positions
+        else place,
         "attention_mask": (number[:, None] != number) | (place[:, None] < place),
         "cu_seqlens": borders,
         "max_seqlen": np.diff(borders).max(),

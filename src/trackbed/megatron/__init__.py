@@ -115,7 +115,6 @@ __all__ = [
 ]
 
 _MEGATRON: Final = "megatron.core"
-_COMPARED_WITH: Final = "0.16.1"
 _logger = logging.getLogger("trackbed")
 _IMPORTED_BY_CORE: Final = ("distributed", "dist_checkpointing")
 """Parts that `import megatron.core` imports."""
@@ -143,7 +142,8 @@ def install(*, parts: Collection[str] = PARTS, exchange: Literal["auto", "none",
     """Makes Trackbed's modules importable under `megatron.core`, ahead of an installed megatron-core.
 
     `install(parts=("datasets",))` at the top of a program. Names that Trackbed does not provide still come from
-    Megatron Core. Further calls add parts to those installed. A warning names another megatron-core than 0.16.1.
+    Megatron Core. Further calls add parts to those installed. A warning names another megatron-core than 0.16.1 and
+    0.19.2.
 
     A part must be installed before anything imports the package. `import megatron.core` imports the packages of the
     parts "distributed" and "dist_checkpointing".
@@ -178,16 +178,21 @@ def install(*, parts: Collection[str] = PARTS, exchange: Literal["auto", "none",
         sys.meta_path[sys.meta_path.index(installed[0])] = finder
     else:
         sys.meta_path.insert(0, finder)
-    _warn_of_other_version()
+    _take_release()
     active = [part for part in PARTS if any(part_of(path) == part for path in finder.modules)]
     _logger.info("megatron.core.%s: Trackbed %s is active", f", {_MEGATRON}.".join(active), __version__)
 
 
-def _warn_of_other_version() -> None:
-    """Logs a warning if megatron-core is there, in another version than the one that Trackbed is compared with."""
+def _take_release() -> None:
+    """Follows the release that is there, with a warning if it is none that Trackbed is compared with."""
+    from trackbed.datasets.megatron_releases import COMPARED_WITH, use_release
+
     found = _version_of_core()
-    if found not in (None, _COMPARED_WITH):
-        _logger.warning("megatron-core %s: must be %s to be what Trackbed is compared with", found, _COMPARED_WITH)
+    if found is not None:
+        use_release(found)
+    if found not in (None, *COMPARED_WITH):
+        wanted = " or ".join(COMPARED_WITH)
+        _logger.warning("megatron-core %s: must be %s to be what Trackbed is compared with", found, wanted)
 
 
 def _version_of_core() -> str | None:

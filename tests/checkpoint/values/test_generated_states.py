@@ -104,6 +104,12 @@ def test_a_value_that_is_not_kept_is_refused_with_its_place(value, other, wrappe
     assert str(caught.value).startswith(f"common.pt: {'.'.join(['x', *place])} must be ")
 
 
+def test_sets_in_sets_come_back_with_what_equals_nothing():
+    for number in range(20):  # the order of their elements is another one each time
+        value = {frozenset({Range(None, float("nan")), None, (number, frozenset({float("nan"), Range(0, 1)}))})}
+        torch_bytes({"a": value}, "common.pt")
+
+
 def wrapped(wrapper, value, other):
     """Place of a value in a container, and the container."""
     if wrapper == "dict":

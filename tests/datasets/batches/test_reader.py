@@ -1,5 +1,6 @@
 """Whole batches against samples one by one, which conformance tests compare with Megatron Core's."""
 
+import itertools
 import os
 import pickle
 import time
@@ -58,13 +59,21 @@ def flat(built):
             yield from (dataset, *getattr(dataset, "datasets", ()))
 
 
-@given(case=configurations(ORDERS), borders=st.booleans(), deferred=st.booleans(), seed=st.integers(0, 2**31))
+BORDERS = ("create_cu_seqlens", "inter_document_masking")
+
+
+@given(
+    case=configurations(ORDERS),
+    borders=st.sets(st.sampled_from(BORDERS)),
+    deferred=st.booleans(),
+    seed=st.integers(0, 2**31),
+)
 @with_files
 def test_a_batch_is_its_samples_stacked(tmp_path, case, borders, deferred, seed):
     remove_folder(tmp_path / "case")
     case.write(tmp_path / "case" / "data")
     places = tmp_path / "case" / "data", tmp_path / "case" / "cache"
-    case = replace(case, options={**case.options, "create_cu_seqlens": borders})
+    case = replace(case, options={**case.options, **dict.fromkeys(borders, True)})
     try:
         built = builder_of(case, *places).build()
         if deferred and case.options["order"] != "instant":
@@ -141,7 +150,8 @@ def one(tmp_path, *, lengths=(20, 0, 33, 7, 40), cls=GPTDataset, dtype=np.uint16
 def test_the_last_partial_sample_of_validation_is_filled_up(tmp_path):
     prefix = write_pair(tmp_path / "pair", [20, 17])
     options = {"split": "0,1,0", "drop_last_partial_validation_sequence": False, "create_cu_seqlens": True}
-    for extra in (True, False):
+    for extra, apart in itertools.product((True, False), repeat=2):
+        options["inter_document_masking"] = apart
         config = gpt_config(None, blend=([prefix], None), add_extra_token_to_sequence=extra, **options)
         dataset = build(config, (None, None, None))[1]
         assert is_cut_from_files(dataset, range(3))

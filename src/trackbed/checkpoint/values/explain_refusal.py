@@ -217,6 +217,13 @@ def without_advice(error: Exception) -> str:
     return said[0] if said else "it is not a pickle that can be read safely"
 
 
+def _text(value: Any) -> str:
+    """Text of a value, in which elements of sets have one order."""
+    if isinstance(value, set | frozenset):
+        return f"{{{', '.join(sorted(map(_text, value)))}}}"
+    return f"({', '.join(map(_text, value))})" if isinstance(value, tuple) else repr(value)
+
+
 _COMPARED_ATOMS: Final = (str, bytes, bytearray, int, float, complex)
 
 
@@ -241,8 +248,7 @@ def _difference(saved: Any, loaded: Any, path: str, seen: set[int]) -> str | Non
     if isinstance(saved, _COMPARED_ATOMS):
         return None if saved == loaded or (saved != saved and loaded != loaded) else path
     if isinstance(saved, set | frozenset):
-        is_same = saved == loaded or sorted(map(repr, saved)) == sorted(map(repr, loaded))  # NaN equals nothing
-        return None if is_same else path
+        return None if saved == loaded or _text(saved) == _text(loaded) else path  # NaN equals nothing
     if isinstance(saved, Namespace | SimpleNamespace):
         saved, loaded = vars(saved), vars(loaded)
     if not isinstance(saved, dict | list | tuple | deque):

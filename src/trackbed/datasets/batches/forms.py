@@ -83,14 +83,15 @@ class GPTForm(BatchForm):
             eod=int(eod) if has_eod else 0,
             resets_positions=bool(config.reset_position_ids) and has_eod,
             masks_eod=bool(config.eod_mask_loss) and has_eod,
+            keeps_documents_apart=config.inter_document_masking,
         )
         self.gather = partial(gather, shape=shape)
         self.spec = GPTSpec(
             length=shape.length,
             dataset_id=dataset_id,
-            has_mask=config.create_attention_mask,
+            has_mask=config.create_attention_mask and not config.inter_document_masking,
             shares_mask=not (config.reset_attention_mask and has_eod),
-            has_borders=config.create_cu_seqlens,
+            has_borders=config.create_cu_seqlens or config.inter_document_masking,
         )
 
     @cached_property

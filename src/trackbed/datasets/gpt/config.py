@@ -13,7 +13,7 @@ from trackbed.errors import ArgumentError
 
 @dataclass
 class GPTDatasetConfig(BlendedMegatronDatasetConfig):
-    """Configuration with the fields, their order and the defaults of megatron-core 0.16.1, then Trackbed's keywords.
+    """Configuration with the fields, their order and the defaults of megatron-core 0.19, then Trackbed's keywords.
 
     Raises:
         ArgumentError: fields that are missing, contradict each other or are out of range.
@@ -60,6 +60,11 @@ class GPTDatasetConfig(BlendedMegatronDatasetConfig):
 
     context_parallel_size: int | None = None
     """Not used; kept for code that reads it."""
+
+    inter_document_masking: bool = False
+    """True for samples whose documents are kept apart, as megatron-core 0.19 has them: `cu_seqlens` and `max_seqlen` as
+    with `create_cu_seqlens`, but with a border for each empty document; positions that restart at each border; no
+    attention mask. The borders are those of the files: the token that ends a document does not count."""
 
     s3_cache_path: str | None = field(default=None, kw_only=True)
     """The older name of `object_storage_cache_path`."""

@@ -220,7 +220,9 @@ class GPTDataset(CachedDataset):
 
     def _shaping(self) -> dict[str, Any]:
         values = {name: getattr(self.config, name) for name in _SHAPING}
-        return {**values, "create_attention_mask": True}
+        # The newer option is left out where it is not used, so that fingerprints stay what they were.
+        newer = {"inter_document_masking": True} if self.config.inter_document_masking else {}
+        return {**values, "create_attention_mask": True, **newer}
 
     def _agreed_besides(self) -> dict[str, Any]:
         try:
@@ -271,14 +273,14 @@ class GPTDataset(CachedDataset):
             FormatError: the files are shorter than their index says.
         """
         position = 0 if idx is None else idx
-        text, _ = self._query_document_sample_shuffle_indices(position)
+        text, *_ = self._query_document_sample_shuffle_indices(position)
         text = np.require(text, dtype=np.int64, requirements=["C", "W"])  # a subclass may return any array-like
         # As in Megatron Core, samples share mask and positions if no option changes them.
         shared = not (self.config.reset_position_ids or self.config.reset_attention_mask or self.config.eod_mask_loss)
         config, pad, eod = self.config, self._pad_token_id, self.config.tokenizer.eod  # type: ignore[union-attr]
         tokens, labels = sample.tokens_and_labels(text, extra_token=config.add_extra_token_to_sequence, pad=pad)
         item: dict[str, Any] = {"tokens": tokens, "labels": labels}
-        if config.create_attention_mask:
+        if config.create_attention_mask and not config.inter_document_masking:
             mask = self.causal_mask if shared else self.causal_mask.clone()
             item["attention_mask"] = (
                 sample.cut_at_documents(mask, tokens, eod=eod) if config.reset_attention_mask else mask
@@ -295,11 +297,20 @@ class GPTDataset(CachedDataset):
             ids[ids == pad] = 0  # a valid id for the embedding lookup; the loss mask is computed already
         for name in ("tokens", "labels", "loss_mask"):
             item[name] = torch.from_numpy(item[name])
-        if config.create_cu_seqlens:
-            pieces = self._opened.pieces(position)
-            lengths = [stop - start for start, stop in zip(pieces.starts, pieces.stops, strict=True)]
-            item["cu_seqlens"], item["max_seqlen"] = sample.document_borders(lengths, config.sequence_length)
+        if config.create_cu_seqlens or config.inter_document_masking:
+            item["cu_seqlens"], item["max_seqlen"] = self._borders(position)
+        if config.inter_document_masking:
+            item["position_ids"] = sample.positions_between(item["cu_seqlens"])
         return item
+
+    def _borders(self, position: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns `cu_seqlens` and `max_seqlen` of a sample."""
+        config, pieces = self.config, self._opened.pieces(position)
+        lengths = [stop - start for start, stop in zip(pieces.starts, pieces.stops, strict=True)]
+        if config.inter_document_masking and config.order != "instant":
+            extra_token = config.add_extra_token_to_sequence
+            return sample.borders_of_pieces(lengths, config.sequence_length, extra_token=extra_token)
+        return sample.document_borders(lengths, config.sequence_length)
 
     @property
     def causal_mask(self) -> torch.Tensor:

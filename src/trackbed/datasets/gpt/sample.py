@@ -117,3 +117,37 @@ def document_borders(piece_lengths: Sequence[int], length: int) -> tuple[torch.T
     borders[1 : len(ends) + 1] = ends
     longest = int(np.diff(borders).max())
     return torch.from_numpy(borders), torch.tensor(longest, dtype=torch.int32)
+
+
+def borders_of_pieces(
+    piece_lengths: Sequence[int], length: int, *, extra_token: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns `cu_seqlens` and `max_seqlen` as megatron-core 0.19 has them, with a border for each empty document.
+
+    The extra token is no document of its own, and the padding of a short sample belongs to the document before it. If
+    there are more empty documents than places, borders are those of `document_borders`.
+
+    >>> borders_of_pieces([2, 0, 3], 4, extra_token=True)[0].tolist()
+    [0, 2, 2, 4, 4]
+    >>> borders_of_pieces([3, 1], 6, extra_token=True)[0].tolist()
+    [0, 6, 6, 6, 6, 6, 6]
+    """
+    is_alone = extra_token and piece_lengths[-1] == 1
+    inner = np.cumsum(piece_lengths, dtype=np.int64)[: max(len(piece_lengths) - 1 - is_alone, 0)]
+    if len(inner) >= length:
+        return document_borders(piece_lengths, length)
+    borders = np.full(length + 1, length, dtype=np.int32)
+    borders[0] = 0
+    borders[1 : len(inner) + 1] = inner
+    return torch.from_numpy(borders), torch.tensor(int(np.diff(borders).max()), dtype=torch.int32)
+
+
+def positions_between(borders: torch.Tensor) -> torch.Tensor:
+    """Returns `[S]` positions that restart at each border.
+
+    >>> positions_between(torch.tensor([0, 2, 2, 5, 5, 5], dtype=torch.int32)).tolist()
+    [0, 1, 0, 1, 2]
+    """
+    found = borders.numpy()
+    place = positions(len(found) - 1)
+    return torch.from_numpy(place - found[np.searchsorted(found, place, side="right") - 1])

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from trackbed.datasets.masked.config import MaskedWordPieceDatasetConfig, as_flag
 from trackbed.datasets.masked.dataset import MaskedWordPieceDataset
 from trackbed.datasets.megatron_dataset import LowLevelDataset
+from trackbed.datasets.megatron_releases import default_vocabulary_order
 from trackbed.errors import ArgumentError
 from trackbed.index.splits import Split
 from trackbed.kernels import MaskingTable
@@ -34,9 +35,10 @@ class BERTMaskedWordPieceDatasetConfig(MaskedWordPieceDatasetConfig):
     classification_head: bool | None = None
     """True to swap the segments of half of the samples, for the prediction of the next sentence; required."""
 
-    bert_vocabulary_order: Literal["listed", "sorted"] = field(default="listed", kw_only=True)
+    bert_vocabulary_order: Literal["listed", "sorted"] = field(default_factory=default_vocabulary_order, kw_only=True)
     """Order of the ids from which a random token is drawn. "listed": the order of the tokenizer's `inv_vocab`, as in
-    megatron-core 0.16.1. "sorted": increasing ids, as in 0.18 and later."""
+    megatron-core 0.16.1. "sorted": increasing ids, as in 0.18 and later. By default "listed", unless
+    `trackbed.megatron.install()` has found a later release."""
 
     def __post_init__(self) -> None:
         """Checks the fields."""

@@ -9,11 +9,12 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, Self
 
 import numpy as np
 import numpy.typing as npt
 
+from trackbed.datasets.megatron_releases import check_release
 from trackbed.errors import ArgumentError
 
 
@@ -106,6 +107,7 @@ class MegatronTokenizer(ABC):
         raise NotImplementedError(f"{type(self).__name__} has no {name!r}")
 
 
+_TOKENIZER_CLASS: Final = "megatron.core.tokenizers.text.models.default_tokenizer.DefaultTokenizerText"
 _REBUILT: Final = ("vocab", "inv_vocab")  # built on first use, and left out of copies for other processes
 
 
@@ -122,6 +124,21 @@ class MegatronIdentity:
     """Path given to `MegatronTokenizer.from_pretrained`."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Keyword arguments given to `from_pretrained`, in their order."""
+
+    @classmethod
+    def of(cls, release: str, path: str | None = None, options: Mapping[str, Any] | None = None) -> Self:
+        """Returns the identity of a tokenizer that `MegatronTokenizer.from_pretrained` makes in a release.
+
+        Args:
+            release: release of Megatron Core, such as "0.19", from 0.16 on.
+            path: the path that it is given; None for a `NullTokenizer`.
+            options: the keyword arguments that it is given, in their order.
+
+        Raises:
+            ArgumentError: it is no release, or an older one.
+        """
+        check_release(release)
+        return cls(_TOKENIZER_CLASS, path, options or {})
 
     def unique_identifiers(self) -> "OrderedDict[str, Any]":
         """Returns the identifiers that Megatron Core hashes."""

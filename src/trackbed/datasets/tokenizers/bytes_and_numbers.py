@@ -8,6 +8,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from trackbed.datasets.megatron_releases import last_null_id
 from trackbed.datasets.tokenizers.base import Adapter, MegatronIdentity
 from trackbed.errors import ArgumentError
 
@@ -75,21 +76,26 @@ class NullTokenizer(Adapter):
     """Tokenizer for texts of decimal numbers separated by spaces, which are the ids.
 
     Args:
-        vocab_size: ids are in `[0, vocab_size]`; the last one ends a document, as in megatron-core 0.16.1.
+        vocab_size: ids are in `[0, vocab_size]`, the last of which ends a document.
         megatron_identity: identity of the tokenizer in a Megatron job that shares the cache.
+        release: release of Megatron Core whose `NullTokenizer` this equals: from 0.18 on, ids are in `[0, vocab_size)`.
 
     Raises:
         ArgumentError: `vocab_size` is below 1, or the end of a document is beyond int32.
 
     >>> NullTokenizer(100).tokenize("5 7").tolist()
     [5, 7]
+    >>> NullTokenizer(100, release="0.19").eod
+    99
     """
 
-    def __init__(self, vocab_size: int, *, megatron_identity: MegatronIdentity | None = None) -> None:
+    def __init__(
+        self, vocab_size: int, *, megatron_identity: MegatronIdentity | None = None, release: str = "0.16.1"
+    ) -> None:
         if not 1 <= vocab_size <= _LARGEST_ID:
             raise ArgumentError(f"vocab_size must be in [1, {_LARGEST_ID}], found {vocab_size}")
         super().__init__(megatron_identity=megatron_identity, vocab_size=vocab_size)
-        self._ids = int(vocab_size)
+        self._ids = last_null_id(release, int(vocab_size))
 
     @property
     def eod(self) -> int:

@@ -13,6 +13,7 @@ from typing import Final, NoReturn
 
 from trackbed.blends.dataset_tables import path_of_pattern
 from trackbed.blends.members import pair_ids
+from trackbed.datasets.megatron_releases import COMPARED_WITH, check_release
 from trackbed.errors import ArgumentError
 from trackbed.files.stores import is_address
 from trackbed.index.splits import get_blend_from_list
@@ -32,6 +33,7 @@ _FLAGS: Final = {
     "dataloader_fast_cache_load": "fast_cache_load",
     "dataloader_defer_npy_index_mmap": "defer_npy_index_mmap",
     "allow_ambiguous_pad_tokens": "allow_ambiguous_pad_tokens",
+    "dataloader_inter_document_masking": "inter_document_masking",
 }
 """Options by the flags that set them."""
 _NOT_SAID: Final = {
@@ -62,6 +64,9 @@ _TOKENIZER_SWITCHES: Final = (
     "tokenizer_hf_use_fast",
     "tokenizer_hf_include_special_tokens",
     "trust_remote_code",
+    "tokenizer_hf_no_use_fast",
+    "tokenizer_hf_no_include_special_tokens",
+    "tokenizer_sentencepiece_ignore_extra_whitespaces",
 )
 
 
@@ -83,6 +88,9 @@ def _parser() -> _Parser:
         parser.add_argument(f"--{name}")
     for name in ("vocab-file", "merge-file", "tokenizer-metadata", "tiktoken-pattern", "phase-transition-iterations"):
         parser.add_argument(f"--{name}")
+    parser.add_argument("--chat-template")
+    for name in ("null-tokenizer-eod-id", "null-tokenizer-pad-id"):
+        parser.add_argument(f"--{name}", type=int)
     parser.add_argument("--tiktoken-num-special-tokens", type=int, default=1000)
     parser.add_argument("--tokenizer-special-tokens", nargs="+")
     parser.add_argument("--rampup-batch-size", nargs="*")
@@ -97,7 +105,9 @@ def _parser() -> _Parser:
     return parser
 
 
-def blend_of_megatron_arguments(arguments: str, *, folder: str | os.PathLike[str] = ".") -> str:
+def blend_of_megatron_arguments(
+    arguments: str, *, folder: str | os.PathLike[str] = ".", release: str = COMPARED_WITH[0]
+) -> str:
     """Returns the text of a blend file that has the data of a Megatron-LM job. Reads no data.
 
     What the job does not give, and a blend file needs, is a comment in the text.
@@ -105,15 +115,17 @@ def blend_of_megatron_arguments(arguments: str, *, folder: str | os.PathLike[str
     Args:
         arguments: the job's arguments, as its shell script has them; those that do not concern the data are ignored.
         folder: folder that the blend file will lie in. Prefixes are relative to the working directory, as in the job.
+        release: release of Megatron Core of the job, from 0.16 on.
 
     Raises:
         ArgumentError: the arguments contradict each other, or have no data.
         OSError: the file of `--data-args-path` or `--per-split-data-args-path` cannot be read.
     """
+    check_release(release)
     parser, place = _parser(), _BlendFolder(Path(folder))
     given, others = parser.parse_known_args(shell_words(arguments, _WHERE))
     lines = [*_top(given, place), *_misspelt(others, parser), *_datasets(given, place), *_options(given, place)]
-    return "\n".join([*lines, "", *tokenizer_lines(given, place.of)]) + "\n"
+    return "\n".join([*lines, "", *tokenizer_lines(given, place.of, release)]) + "\n"
 
 
 def _misspelt(others: Sequence[str], parser: _Parser) -> Iterator[str]:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
+from trackbed.datasets import MegatronIdentity
+from trackbed.datasets.megatron_releases import has_chat_template, has_flags_that_switch_off, last_null_id
 from trackbed.files.stores import is_address
 
 _SENTENCEPIECE: Final = ("SentencePieceTokenizer", "GPTSentencePieceTokenizer", "Llama2Tokenizer")
@@ -14,20 +16,20 @@ _TIKTOKEN_SPECIAL: Final = ("<unk>", "<s>", "</s>", "<mask>", "<pad>", "<cls>", 
 _TIKTOKEN_IDS: Final = 2**17
 """Number of ids of a `TikTokenizer`, if the job gives none."""
 _GPT2_END: Final = "<|endoftext|>"
-_TOKENIZER_CLASS: Final = "megatron.core.tokenizers.text.models.default_tokenizer.DefaultTokenizerText"
 
 
-def tokenizer_lines(given: argparse.Namespace, named: Callable[[str], str]) -> Iterator[str]:
+def tokenizer_lines(given: argparse.Namespace, named: Callable[[str], str], release: str) -> Iterator[str]:
     """Yields the lines of the table of the tokenizer, or a comment if a blend file cannot name it.
 
     Args:
         given: arguments of the job.
+        release: release of Megatron Core of the job.
         named: returns the path that the blend file has for one of the job.
     """
     kind, model = given.tokenizer_type, given.tokenizer_model
     known: list[str] = []
     if kind == "NullTokenizer" and given.vocab_size is not None:
-        known = [f'file = "null:{given.vocab_size}"']
+        known = _null_ids(given, release)
     elif kind == "TikTokenizer" and model is not None:
         known = _tiktoken_ids(given)
     elif kind == "GPT2BPETokenizer":
@@ -45,14 +47,20 @@ def tokenizer_lines(given: argparse.Namespace, named: Callable[[str], str]) -> I
             yield f"# {comment_text(given.vocab_file)} cannot be read here: where it can be, its ids are stated"
         yield '# file = "tokenizer.json"    # of the same vocabulary'
         if kind == "GPT2BPETokenizer" and not _is_unknown(given):
-            yield f"# megatron = {_identity(given)}"
+            yield f"# megatron = {_identity(given, release)}"
         return
     yield "[tokenizer]"
     yield from known
     if _is_unknown(given):
         yield "# megatron = {...}    # not known with --legacy-tokenizer and --tokenizer-metadata"
     else:
-        yield f"megatron = {_identity(given)}"
+        yield f"megatron = {_identity(given, release)}"
+
+
+def _null_ids(given: argparse.Namespace, release: str) -> list[str]:
+    """Returns the ids of a `NullTokenizer`, whose last one ends a document unless the job says another."""
+    last, end = last_null_id(release, given.vocab_size), given.null_tokenizer_eod_id
+    return [f'file = "null:{last}"'] if end in (None, last) else [f"eod = {end}", f"vocab_size = {last + 1}"]
 
 
 def _tiktoken_ids(given: argparse.Namespace) -> list[str]:
@@ -79,16 +87,18 @@ def _is_unknown(given: argparse.Namespace) -> bool:
     return given.legacy_tokenizer or given.tokenizer_metadata is not None
 
 
-def _identity(given: argparse.Namespace) -> str:
+def _identity(given: argparse.Namespace, release: str) -> str:
     """Returns the identity of the job's tokenizer, with which it looks for indices in the cache.
 
-    As in `megatron.core.tokenizers.text.utils.build_tokenizer` of megatron-core 0.16.1.
+    As in `build_tokenizer` of megatron-core 0.16.1 and 0.19.2.
     """
     paths = {"NullTokenizer": None, "GPT2BPETokenizer": "GPT2BPETokenizer"}
     found = paths.get(given.tokenizer_type, given.tokenizer_model)
     path = "" if found is None else f"path = {toml_text(found)}, "
-    options = ", ".join(f"{key} = {_value(value)}" for key, value in _tokenizer_options(given).items())
-    return f"{{class = {toml_text(_TOKENIZER_CLASS)}, {path}options = {{{options}}}}}"
+    of_job = _options_of_release(given, release)
+    options = ", ".join(f"{key} = {_value(value)}" for key, value in of_job.items())
+    class_path = MegatronIdentity.of(release).class_path
+    return f"{{class = {toml_text(class_path)}, {path}options = {{{options}}}}}"
 
 
 def _tokenizer_options(given: argparse.Namespace) -> dict[str, object]:
@@ -109,6 +119,23 @@ def _tokenizer_options(given: argparse.Namespace) -> dict[str, object]:
         "trust_remote_code": given.trust_remote_code,
         "include_special_tokens": given.tokenizer_hf_include_special_tokens,
     }
+
+
+def _options_of_release(given: argparse.Namespace, release: str) -> dict[str, object]:
+    """Options as a release has them."""
+    options = _tokenizer_options(given)
+    if "use_fast" in options and has_flags_that_switch_off(release):
+        options["use_fast"] = not given.tokenizer_hf_no_use_fast
+        options["include_special_tokens"] = not given.tokenizer_hf_no_include_special_tokens
+    if not has_chat_template(release) or given.tokenizer_type == "GPT2BPETokenizer":
+        return options
+    if given.tokenizer_type == "NullTokenizer":
+        ends = {"eod_id": given.null_tokenizer_eod_id, "pad_id": given.null_tokenizer_pad_id}
+        return options | {name: value for name, value in ends.items() if value is not None}
+    template: dict[str, object] = {"chat_template": given.chat_template}
+    if given.tokenizer_type in _SENTENCEPIECE:
+        template["ignore_extra_whitespaces"] = given.tokenizer_sentencepiece_ignore_extra_whitespaces
+    return template | options
 
 
 def _value(value: object) -> str:

@@ -1,0 +1,58 @@
+"""What differs between releases of Megatron Core, as far as data is concerned."""
+
+from typing import Final, Literal
+
+from packaging.version import InvalidVersion, Version
+
+from trackbed.errors import ArgumentError
+
+COMPARED_WITH: Final = ("0.16.1", "0.19.2")
+"""Releases that tests compare Trackbed with."""
+_current: list[str] = [COMPARED_WITH[0]]
+_OLDEST: Final = Version("0.16")
+_WITH_LAST_ID: Final = Version("0.18")
+"""First release whose `NullTokenizer` has its end within its vocabulary, and whose BERT sorts ids."""
+
+
+def check_release(release: str) -> Version:
+    """Returns a release as a version.
+
+    Raises:
+        ArgumentError: it is none, or older than 0.16.
+    """
+    try:
+        version = Version(release)
+    except (InvalidVersion, TypeError):
+        version = Version("0")
+    if version < _OLDEST:
+        raise ArgumentError(f"a release of Megatron Core must be a version from {_OLDEST} on, found {release!r}")
+    return version
+
+
+def use_release(release: str) -> None:
+    """Makes a release that of defaults in this process: `install()` takes the place of that one."""
+    _current[0] = release
+
+
+def default_vocabulary_order() -> Literal["listed", "sorted"]:
+    """Order of the ids from which BERT's random tokens are drawn, in the release that `use_release` has named."""
+    return "sorted" if check_release(_current[0]) >= _WITH_LAST_ID else "listed"
+
+
+def last_null_id(release: str, vocab_size: int) -> int:
+    """Returns the last id of Megatron Core's `NullTokenizer`, which ends a document.
+
+    >>> last_null_id("0.16.1", 100), last_null_id("0.19.2", 100)
+    (100, 99)
+    """
+    return vocab_size - 1 if check_release(release) >= _WITH_LAST_ID else vocab_size
+
+
+def has_flags_that_switch_off(release: str) -> bool:
+    """True if tokenizers of a release are fast and have special tokens unless a flag says otherwise."""
+    return check_release(release) >= Version("0.17")
+
+
+def has_chat_template(release: str) -> bool:
+    """True if tokenizers of a release are given a chat template, and have it in their identity."""
+    return check_release(release) >= Version("0.18")
