@@ -6,6 +6,7 @@
 import inspect
 import os
 import signal
+from importlib.util import find_spec
 from pathlib import Path
 from types import CodeType, FunctionType
 
@@ -44,6 +45,13 @@ settings.load_profile(TIER)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A script that starts the tests in the background has them, and each process that they start, ignore Ctrl-C.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_report_header():
+    """Says which tests are not collected."""
+    if find_spec("megatron") is None:
+        return "tests/conformance: not collected, as megatron-core is not installed"
+    return None
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -9,6 +9,7 @@ import numpy as np
 import tokenizers
 from hypothesis import strategies as st
 
+from tests.support.megatron_core.release import IS_NEWER
 from trackbed.index import convert_split_vector_to_split_matrix, parse_and_normalize_split, split_range
 
 VOCAB = 96
@@ -119,7 +120,7 @@ def identity(tokenizer: dict[str, Any]) -> dict[str, Any]:
     if "identity" in tokenizer:
         return tokenizer["identity"]
     if tokenizer["kind"] == "null":
-        return {"path": None, "options": {"vocab_size": tokenizer["vocab_size"]}}
+        return {"path": None, "options": {"vocab_size": tokenizer["vocab_size"] + IS_NEWER}}
     pad = {
         "plain": {},
         "padded": {"pad_token": "<pad>"},
@@ -182,6 +183,7 @@ def flags() -> st.SearchStrategy[dict[str, Any]]:
             "allow_ambiguous_pad_tokens": st.booleans(),
             "num_dataset_builder_threads": st.sampled_from([1, 2]),
             "mmap_bin_files": st.sampled_from([True, True, False]),
+            **({"inter_document_masking": st.booleans()} if IS_NEWER else {}),
         }
     )
 

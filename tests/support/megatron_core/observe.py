@@ -148,7 +148,11 @@ def megatron_tokenizer(tokenizer):
         from megatron.core.tokenizers import MegatronTokenizer
     except ModuleNotFoundError:  # before core 0.13
         return _legacy_tokenizer(tokenizer["vocab_size"])
+    from megatron.core import tokenizers
+
     kind = tokenizer["kind"] if tokenizer["kind"] in ("null", "sentencepiece", "tiktoken") else "huggingface"
+    if kind == "null" and hasattr(tokenizers.megatron_tokenizer, "TEXT_LIBRARIES"):  # from core 0.17 on
+        kind = "null-text"
     return MegatronTokenizer.from_pretrained(
         tokenizer_path=tokenizer["identity"]["path"],
         metadata_path={"library": kind},

@@ -15,9 +15,11 @@ from typing import Any
 from tests.support import ROOT
 from tests.support.megatron_core.cases import DEFAULT_TOKENIZER, identity
 from tests.support.megatron_core.observe import answer, build, word_piece_tokenizer
+from tests.support.megatron_core.release import RELEASE
 from trackbed.comm import run_ranks
 from trackbed.comm.store_group import StoreGroup
 from trackbed.datasets import HuggingFaceTokenizer, MegatronIdentity, NullTokenizer
+from trackbed.datasets.megatron_releases import COMPARED_WITH, use_release
 
 START_SECONDS = 120
 ANSWER_SECONDS = 4
@@ -104,7 +106,18 @@ def ask_trackbed(request: dict[str, Any], *, legacy: bool = False) -> dict[str, 
         request: the question.
         legacy: whether the tokenizer is to be taken for one of core 0.10, else of 0.16.1.
     """
-    return answer(request, _tokenizer(request["tokenizer"], legacy=legacy), "trackbed.megatron.core")
+    with _following_the_release():
+        return answer(request, _tokenizer(request["tokenizer"], legacy=legacy), "trackbed.megatron.core")
+
+
+@contextlib.contextmanager
+def _following_the_release():
+    """Defaults are those of the release that is installed."""
+    use_release(RELEASE)
+    try:
+        yield
+    finally:
+        use_release(COMPARED_WITH[0])
 
 
 def ask_ranks(request: dict[str, Any], size: int) -> list[dict[str, Any]]:
@@ -114,7 +127,8 @@ def ask_ranks(request: dict[str, Any], size: int) -> list[dict[str, Any]]:
         tokenizer = _tokenizer(request["tokenizer"], legacy=False)
         return answer(request, tokenizer, "trackbed.megatron.core", group=group)
 
-    return run_ranks(size, work)
+    with _following_the_release():
+        return run_ranks(size, work)
 
 
 def build_with_trackbed(request: dict[str, Any]) -> list[Any]:
