@@ -17,7 +17,7 @@ NATIVE_ARGS ?=
 export PIP_NO_INPUT := 1
 export HYPOTHESIS_STORAGE_DIRECTORY := .hypothesis
 
-.PHONY: help setup setup-dev demo triton test test-full check format bench bench-full bench-grads bench-ckpt bench-stores gpu gpu-wheels quality native-test wheels test-wheel docs clean
+.PHONY: help setup setup-dev demo triton test test-full test-versions check format bench bench-full bench-grads bench-ckpt bench-stores gpu gpu-wheels quality native-test wheels test-wheel docs clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -61,6 +61,10 @@ test: setup-dev ## The tests that CI runs
 
 test-full: setup-dev ## All counts of configurations and faults: up to 90 minutes
 	TRACKBED_TIER=full $(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+
+# Needs no environment of its own: each of its environments is made and removed.
+test-versions: ## The fast tests with Python 3.11 to 3.14, torch 2.9 and newest, megatron-core 0.16 and 0.19: two hours
+	$(PYTHON) tests/versions/run.py $(VERSIONS_ARGS)
 
 check: setup-dev ## Style, types and layers
 	$(BIN)/ruff check .

@@ -2,6 +2,7 @@
 
 import json
 import pydoc_data.topics
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,15 @@ import pytest
 
 from tests.adapters.training import SEQUENCE
 from tests.support.files.built_pair import build
+
+NEEDED = {
+    "accelerate": "accelerate",
+    "grain": "grain",
+    "huggingface": "transformers",
+    "lightning": "pytorch_lightning",
+    "torchtitan": "torchtitan",
+}
+collect_ignore = [f"test_{name}.py" for name, package in NEEDED.items() if find_spec(package) is None]
 
 BLEND = f"""version = 1
 sequence_length = {SEQUENCE}

@@ -15,8 +15,9 @@ import trackbed.megatron  # noqa: F401  its finder makes trackbed.megatron.core 
 from tests.support.files.tidy import remove_folder
 from tests.support.megatron_core.cases import Case, Data, cases, flags
 from tests.support.megatron_core.oracle import ask_trackbed, build_with_trackbed, running
+from tests.support.megatron_core.release import RELEASE
 
-NEWER_THAN_0_10 = ("mid_level_dataset_surplus", "allow_ambiguous_pad_tokens")
+NEWER_THAN_0_10 = ("mid_level_dataset_surplus", "allow_ambiguous_pad_tokens", "inter_document_masking")
 OUR_ERRORS = ("ArgumentError", "FormatError", "OversampleError", "PlanError")
 FULL = os.environ.get("TRACKBED_TIER") == "full"
 _SETTINGS = {
@@ -97,7 +98,7 @@ def judge(case, folder, oracle, *, legacy=False):
     return found
 
 
-def run(examples, tmp_path, oracle, record_property, *, version="0.16.1", configurations=None):
+def run(examples, tmp_path, oracle, record_property, *, version=RELEASE, configurations=None):
     """Judge that many configurations, and record how many were what."""
     counts = Counter()
 
@@ -106,7 +107,7 @@ def run(examples, tmp_path, oracle, record_property, *, version="0.16.1", config
     def check(case):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # about ambiguous padding
-            counts[judge(case, tmp_path / "case", oracle, legacy=version != "0.16.1")] += 1
+            counts[judge(case, tmp_path / "case", oracle, legacy=version == "0.10.0")] += 1
 
     check()
     record_property(f"conformance with megatron-core {version}", dict(counts))

@@ -24,7 +24,7 @@ from trackbed.files.many import (
     read_parts,
     read_stamps,
 )
-from trackbed.files.memory_map import drop_pages, map_readonly, mapped_files, read_ahead
+from trackbed.files.memory_map import MapRefusedError, drop_pages, map_readonly, mapped_files, read_ahead
 from trackbed.files.publish import (
     PartialFile,
     Writer,
@@ -56,6 +56,7 @@ __all__ = [
     "FileSet",
     "FileSum",
     "Holder",
+    "MapRefusedError",
     "NewFile",
     "PartialFile",
     "RawIndexEnds",

@@ -5,6 +5,7 @@ a job that reads thousands of datasets would run out of descriptors.
 """
 
 import ctypes
+import errno
 import mmap
 import os
 import re
@@ -21,6 +22,9 @@ from trackbed.files.resource_limit import MAPS
 _READ_BYTES: Final = 4096
 """A file of one page is read instead: a map takes as much memory, and the number of maps of a process is limited."""
 
+_REFUSALS: Final = (errno.EPERM, errno.ENOMEM, errno.EAGAIN, errno.ENODEV)
+_READ: Final[dict[int, int]] = {}
+"""Sizes of files that were read because maps of them were refused, by address."""
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 _PROT_READ: Final = 1
 _MAP_SHARED: Final = 1
@@ -40,27 +44,63 @@ _LIBC.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _LIBC.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
-def map_readonly(descriptor: int, size: int | None = None) -> npt.NDArray[np.uint8]:
+def map_readonly(descriptor: int, size: int | None = None, *, may_read: bool = True) -> npt.NDArray[np.uint8]:
     """Maps an open file read-only. Returns its bytes; the map lives as long as any view of them.
 
     A file of up to 4 KiB is read into memory instead. If there are many maps, the least recently used ones are released
-    first (see `ResourceLimit`).
+    first (see `ResourceLimit`); so they are where the system refuses a map. Where it refuses all, the file is read into
+    memory.
 
     Args:
         descriptor: descriptor of the file; may be closed afterwards.
         size: size of the file in bytes, if known.
+        may_read: False for an error instead, for files that are too large to be read.
 
     Raises:
-        OSError: the file cannot be mapped, or this process has reached its limit of maps.
+        MapRefusedError: the system refuses, and `may_read` is False.
+        OSError: the file cannot be mapped or read.
     """
     size = os.fstat(descriptor).st_size if size is None else size
     if size <= _READ_BYTES:
         return np.frombuffer(os.pread(descriptor, size, 0), dtype=np.uint8)
     MAPS.make_room()
+    try:
+        return _map(descriptor, size)
+    except MapRefusedError as refusal:
+        if MAPS.refused(str(refusal.strerror)):
+            try:
+                return _map(descriptor, size)
+            except MapRefusedError:
+                MAPS.refused_again(str(refusal.strerror))
+        if not may_read:
+            raise
+        return _read(descriptor, size)
+
+
+class MapRefusedError(OSError):
+    """The system refuses a memory map: too many, too large, or none on this file system."""
+
+
+def _read(descriptor: int, size: int) -> npt.NDArray[np.uint8]:
+    """Reads a whole file, into memory that `drop_pages` leaves as it is."""
+    content = np.empty(size, dtype=np.uint8)
+    done = 0
+    while done < size:
+        got = os.preadv(descriptor, [content.data[done:]], done)
+        if got == 0:
+            raise OSError(errno.EIO, f"must have {size} bytes, but ends after {done}")
+        done += got
+    _READ[content.ctypes.data] = size
+    weakref.finalize(content, _READ.pop, content.ctypes.data, None).atexit = False
+    content.flags.writeable = False
+    return content
+
+
+def _map(descriptor: int, size: int) -> npt.NDArray[np.uint8]:
     address = _LIBC.mmap(None, size, _PROT_READ, _MAP_SHARED, descriptor, 0)
     if address == _FAILED:
         number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
+        raise (MapRefusedError if number in _REFUSALS else OSError)(number, os.strerror(number))
     pages: ctypes.Array[Any] = (ctypes.c_ubyte * size).from_address(address)
     MAPS.opened(address)
     # Every array cut from it keeps the map alive. At the end of the process the system unmaps it.
@@ -95,12 +135,17 @@ def drop_pages(array: npt.NDArray[Any]) -> None:
     Args:
         array: view of an array from `map_readonly`; any other array of several pages would lose its content.
     """
-    if array.nbytes <= _READ_BYTES:
+    if array.nbytes <= _READ_BYTES or (_READ and _is_read(array.ctypes.data)):
         return
     first = -(-array.ctypes.data // mmap.PAGESIZE) * mmap.PAGESIZE
     size = array.ctypes.data + array.nbytes - first
     if size > 0:
         _LIBC.madvise(first, size, _DONT_NEED)  # a hint: if it fails, the pages stay
+
+
+def _is_read(address: int) -> bool:
+    """True if memory at an address is no map, but what `_read` has read."""
+    return any(start <= address < start + size for start, size in list(_READ.items()))
 
 
 _LINE: Final = re.compile(

@@ -4,6 +4,7 @@ A job reads thousands of datasets, each from several files. The system limits th
 the open files (`ulimit -n`) of a process, and a container often cannot change these limits.
 """
 
+import logging
 import os
 import resource
 import weakref
@@ -16,6 +17,9 @@ from typing import Final, Protocol
 
 _MAPS_OF_LINUX: Final = 65_530
 _MAX_DESCRIPTORS: Final = 1 << 20
+_FEWEST: Final = 16
+"""Lowest limit."""
+logger = logging.getLogger(__name__)
 
 
 class Holder(Protocol):
@@ -40,6 +44,7 @@ class ResourceLimit:
         self._live: set[int] = set()
         self._holders: OrderedDict[int, weakref.ref[Holder]] = OrderedDict()
         self._lock = RLock()
+        self._is_refused_anyway = False
         os.register_at_fork(after_in_child=self._renew_lock)
 
     def _renew_lock(self) -> None:
@@ -49,7 +54,7 @@ class ResourceLimit:
     @cached_property
     def max_open(self) -> int:
         """Number of open resources from which on some are released."""
-        return max(self._max_open(), 16)
+        return max(self._max_open(), _FEWEST)
 
     @property
     def count(self) -> int:
@@ -60,6 +65,33 @@ class ResourceLimit:
     def is_tight(self) -> bool:
         """True if more than half of the limit is in use, so that the order of use matters."""
         return len(self._live) > self.max_open // 2
+
+    def refused(self, reason: str) -> bool:
+        """Learns from a refusal of the system: releases some resources, and stays below what was open then.
+
+        Returns:
+            True if some were released, so that another attempt may succeed.
+        """
+        with self._lock:
+            before = len(self._live)
+            if self._is_refused_anyway or before < _FEWEST:
+                return False
+            if before < self.max_open:
+                self.max_open = max(before - before // 10, _FEWEST)
+                logger.warning(
+                    "the system has refused a further memory map, with %d in use: %s; this process keeps at most %d",
+                    before,
+                    reason,
+                    self.max_open,
+                )
+        self.make_room()
+        return len(self._live) < before
+
+    def refused_again(self, reason: str) -> None:
+        """Notes that the system refuses resources however few are in use: nothing more is released for them."""
+        if not self._is_refused_anyway:
+            self._is_refused_anyway = True
+            logger.warning("the system refuses memory maps: %s; files are read without them", reason)
 
     def opened(self, name: int) -> None:
         """Records that a resource was opened, by its unique number."""

@@ -294,11 +294,16 @@ def ends_of(
     )
 
 
-def map_file(path: str | Path) -> npt.NDArray[np.uint8]:
-    """Maps the bytes of a file read-only. The map lives as long as any array cut from it."""
+def map_file(path: str | Path, *, may_read: bool = True) -> npt.NDArray[np.uint8]:
+    """Maps the bytes of a file read-only. The map lives as long as any array cut from it.
+
+    Args:
+        path: path of the file.
+        may_read: False for an error where the system refuses the map; by default the file is read into memory.
+    """
     descriptor, size = open_regular(path)
     try:
-        return map_readonly(descriptor, size)
+        return map_readonly(descriptor, size, may_read=may_read)
     except OSError as error:
         error.filename = str(path)
         raise

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trackbed.errors import ArgumentError, FormatError
-from trackbed.files import DESCRIPTORS, MAPS, Stamp, boot_id, check_stamp, stamp_of
+from trackbed.files import DESCRIPTORS, MAPS, MapRefusedError, Stamp, boot_id, check_stamp, stamp_of
 from trackbed.files.stores import ObjectStamp, is_address, parse_address
 from trackbed.tokens.commit import hint_for_missing_pair
 from trackbed.tokens.format import IndexEnds, PairHeader, SequenceIndex, as_format_error, identity_of, open_index
@@ -166,7 +166,9 @@ class IndexedDataset:
         if self.open_when_read:
             check_stamp(path, self._bin_stamp)
         with as_format_error(path):
-            source = MappedSource.open(path) if self.mmap else FileSource.open(path)
+            source = _open_source(path) if self.mmap else FileSource.open(path)
+        if self.open_when_read and isinstance(source, FileSource):
+            DESCRIPTORS.use(self)
         self.note_use()  # after opening, which may release this object to stay within the limit
         return source
 
@@ -339,6 +341,14 @@ class IndexedDataset:
         if is_address(path_prefix):
             return stored_pair_exists(path_prefix)
         return Path(get_idx_path(path_prefix)).exists() and Path(get_bin_path(path_prefix)).exists()
+
+
+def _open_source(path: str) -> MappedSource | FileSource:
+    """Maps a file; opens it for reading where the system refuses the map."""
+    try:
+        return MappedSource.open(path)
+    except MapRefusedError:
+        return FileSource.open(path)
 
 
 def _check_options(prefix: str, storage: object, *, mmap: bool) -> None:

@@ -46,8 +46,12 @@ class MappedSource:
 
     @classmethod
     def open(cls, path: str | Path) -> "MappedSource":
-        """Maps the file at `path`."""
-        return cls(map_file(path), path, stamp_of(path))
+        """Maps the file at `path`.
+
+        Raises:
+            MapRefusedError: the system refuses the map.
+        """
+        return cls(map_file(path, may_read=False), path, stamp_of(path))
 
     def check_size(self, current: Stamp | None) -> None:
         """Checks that the file was not truncated: mapped pages beyond its end cannot be read.

@@ -146,7 +146,7 @@ class Sources:
         MAPS.use(placed)
 
     def map_files(self, numbers: Sequence[int]) -> None:
-        """Maps files by their numbers; of objects, copies of the index."""
+        """Maps files by their numbers; of objects, and of files whose map is refused, the index alone."""
         fetch_copies(self._pairs[number].index for number in set(numbers))  # first, as it takes long
         with self._lock.writing():
             for number in set(numbers):
@@ -154,7 +154,7 @@ class Sources:
                 if self.table.files[number] is not None:
                     continue
                 tokens = source.data if isinstance(source, MappedSource) else None
-                size_bytes = source.stamp.size_bytes if isinstance(source, StoredSource) else None
+                size_bytes = None if isinstance(source, MappedSource) else self._pairs[number].bin_stamp.size_bytes
                 lengths, pointers = index.sequence_lengths, index.sequence_pointers
                 self.table.map_file(number, tokens=tokens, lengths=lengths, pointers=pointers, size_bytes=size_bytes)
                 if isinstance(source, MappedSource) and isinstance(index.ends.stamp, Stamp):
@@ -162,7 +162,7 @@ class Sources:
                 MAPS.use(self._owners[number])
 
     def fetch(self, ranges: npt.NDArray[np.int64]) -> FetchedBytes:
-        """Fetches bytes of objects, all in flight together.
+        """Fetches bytes of objects, all in flight together, and reads those of files that are not mapped.
 
         Args:
             ranges: `[M, 3]` number of the file, first byte and the one after the last; as `join_ranges` returns them.
@@ -170,11 +170,16 @@ class Sources:
         Raises:
             StoreError: an object was replaced, or the store does not give it.
         """
-        numbers, places = np.unique(ranges[:, 0], return_inverse=True)
-        sources = [self._pairs[number].bin_reader for number in numbers.tolist()]
-        stored = [source for source in sources if isinstance(source, StoredSource)]
-        found = fetch_ranges(stored, np.column_stack((places, ranges[:, 1:])))
-        return FetchedBytes([(int(numbers[one.number]), one.start, one.content) for one in found])
+        readers = {number: self._pairs[number].bin_reader for number in np.unique(ranges[:, 0]).tolist()}
+        objects = {number: reader for number, reader in readers.items() if isinstance(reader, StoredSource)}
+        is_stored = np.isin(ranges[:, 0], list(objects))
+        places = np.searchsorted(list(objects), ranges[is_stored, 0])
+        found = fetch_ranges(list(objects.values()), np.column_stack((places, ranges[is_stored, 1:])))
+        numbers = list(objects)
+        pieces = [(numbers[one.number], one.start, one.content) for one in found]
+        for number, start, stop in ranges[~is_stored].tolist():  # files whose maps the system has refused
+            pieces.append((number, start, readers[number].read(np.uint8, stop - start, start)))
+        return FetchedBytes(pieces)
 
     def release(self, placed: _TableEntry) -> bool:
         """Removes a dataset's arrays from the tables, unless a call reads them. Returns True if they are removed."""
