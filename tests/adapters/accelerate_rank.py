@@ -50,4 +50,5 @@ def main():
     accelerator.end_training()
 
 
-main()
+if __name__ == "__main__":
+    main()

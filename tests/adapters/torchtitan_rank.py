@@ -75,4 +75,5 @@ def main():
     os._exit(0)  # FSDP2 on gloo may hang at the end of the process
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -1,7 +1,7 @@
 """Runs the fast tests in each environment, one after the other: `python tests/versions/run.py [NAME ...]`.
 
 An environment takes up to 8 GB and half an hour, and is removed after its tests. One whose Python is neither on PATH
-nor in pyenv is skipped, with the reason. What was found goes into `results.json` beside this program, one entry for each
+nor in pyenv is skipped, with the reason. What was found goes into `results.json` beside this program, an entry for each
 environment, and `docs/reference/versions.md` has it as a table. pip takes torch from where it is configured to.
 """
 
