@@ -161,6 +161,17 @@ def grain_loader(slices: Slices) -> Iterator[Any] | None:
     return iter(source.to_iter_dataset(grain.ReadOptions(num_threads=0)))
 
 
+def grain_over_micro_batches(dataset: GPTDataset) -> Iterator[Any] | None:
+    """`trackbed.adapters.grain`, again and again; None where Grain is not installed."""
+    try:
+        from trackbed.adapters.grain import MicroBatches, batch_iterator
+    except ModuleNotFoundError:
+        return None
+    source = MicroBatches(dataset, BATCH, num_threads=THREADS)
+    passes = (batch_iterator(source, micro_batches_per_step=1, rank=0, num_ranks=1) for _ in itertools.count())
+    return itertools.chain.from_iterable(passes)
+
+
 def warm_up(contestants: Mapping[str, Run], num_samples: int) -> None:
     """Let everybody go through all samples once: who maps a file pays for a page when it is first touched."""
     for name, run in contestants.items():
@@ -196,6 +207,8 @@ def contestants(prefix: str) -> dict[str, Run]:
     )
     if (grain := grain_loader(slices)) is not None:
         found["Grain over the slice"] = take(grain)
+    if (records := grain_over_micro_batches(datasets["instant"])) is not None:
+        found["Grain over micro-batches, instant"] = take(records)
     theirs = open_megatron(prefix)
     found["megatron-core"] = one_by_one(theirs, default_collate)
     for name, samples in (("Trackbed's", datasets["megatron"]), ("megatron-core's", theirs)):

@@ -221,7 +221,7 @@ def main() -> int:
             except SystemExit as failure:
                 if "No module named 'grain'" not in str(failure):
                     raise
-                print("grain is not installed (the bench extra): left out", file=sys.stderr)
+                print("grain is not installed (the extra 'grain'): left out", file=sys.stderr)
                 continue
             shutil.rmtree(folder / str(number), ignore_errors=True)
             print(f"{name}: {rows[name]['seconds']:.3g} s", file=sys.stderr)

@@ -13,6 +13,7 @@ from types import CodeType, FunctionType
 import pytest
 from hypothesis import HealthCheck, is_hypothesis_test, settings
 
+import trackbed.files.late_files
 from tests.support.files.indexed_pair import Pair
 from tests.support.stores.ceph import ceph_bucket, ceph_endpoint  # noqa: F401 - fixtures for all folders
 from tests.support.stores.servers import (  # noqa: F401 - fixtures for all folders
@@ -24,6 +25,9 @@ from tests.support.stores.servers import (  # noqa: F401 - fixtures for all fold
     proxy,
     web_server,
 )
+
+# Tests of pairs that lack a file do not wait for it to appear.
+trackbed.files.late_files._SECONDS = 0.1
 
 # torch looks up the name of every address for its messages, and waits for name servers that do not answer. The C
 # library reads this once, at its first look-up: names of `/etc/hosts` are found, others are not asked for.

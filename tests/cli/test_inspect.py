@@ -105,3 +105,14 @@ def test_of_a_list_of_shards_it_shows_the_counts_of_each_key(run, corpus):
     assert run("inspect", "one.toml", "--tokenizer", "bytes").exit_code == 2
     Path("one-00001-of-00003_text_document.idx").unlink()
     assert "one-00001-of-00003_text_document.idx" in run("inspect", "one.toml").stderr
+
+
+def test_limits_are_shown_also_of_a_file_system(run, pair):
+    found = run("inspect", "--limits", pair)
+    assert found.exit_code == 0
+    maps, files, of_pair = found.stdout.splitlines()
+    assert maps.startswith("memory maps: up to ")
+    assert files.startswith("open files: up to ")
+    assert of_pair.endswith("its file system allows as many maps as a process takes")
+    missing = run("inspect")
+    assert (missing.exit_code, "Missing argument 'PREFIX...'" in missing.output) == (2, True)

@@ -36,7 +36,7 @@ def grains():
         try:
             grain(5, 0)
         except ImportError:
-            pytest.skip("grain is not installed: pip install '.[bench]'")
+            pytest.skip("grain is not installed: pip install '.[grain]'")
         finally:
             logging.disable(logging.NOTSET)
     return grain

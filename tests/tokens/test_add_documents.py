@@ -167,3 +167,29 @@ def test_nothing_is_appended_after_the_end(prefix):
     with pytest.raises(ArgumentError, match="must not be used after finalize or discard"):
         builder.add_documents([1], [1])
     assert names_in(prefix.parent) == []
+
+
+@pytest.mark.parametrize("eod_token", [None, 7])
+@pytest.mark.parametrize("chunk_size", [None, 2])
+def test_a_ragged_array_is_taken_as_newer_megatron_core_gives_it(tmp_path, eod_token, chunk_size):
+    awkward = pytest.importorskip("awkward")
+    documents, modes = [[1, 2], [], [3], [4, 5, 6], [8]], [0, 1, 2, 3, 4]
+    for name, multimodal in (("text", False), ("images", True)):
+        builder = IndexedDatasetBuilder(f"{tmp_path}/{name}.bin", np.uint16, multimodal)
+        builder.add_documents(awkward.Array(documents), modes, eod_token, *([chunk_size] if chunk_size else []))
+        builder.finalize(f"{tmp_path}/{name}.idx")
+        found = IndexedDataset(f"{tmp_path}/{name}", multimodal)
+        end = [] if eod_token is None else [eod_token]
+        texts = [list(one[0] if multimodal else one) for one in (found[at] for at in range(len(found)))]
+        assert texts == [[*document, *end] for document in documents]
+        assert found.document_indices.tolist() == [*range(6)]
+        if multimodal:
+            assert found.sequence_modes.tolist() == modes
+
+
+def test_what_only_a_ragged_array_has_is_refused_for_others(tmp_path):
+    builder = IndexedDatasetBuilder(f"{tmp_path}/a.bin")
+    with pytest.raises(ArgumentError, match="only of a ragged array, found list"):
+        builder.add_documents([1, 2])
+    with pytest.raises(ArgumentError, match="only of a ragged array, found list"):
+        builder.add_documents([1, 2], [2], 7)

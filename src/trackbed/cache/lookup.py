@@ -1,6 +1,5 @@
 """Lookup of entries: whole, absent, damaged or foreign, and waits for entries that other processes commit."""
 
-import contextlib
 import errno
 import os
 import time
@@ -26,6 +25,7 @@ from trackbed.files import (
     boot_id,
     chunks_of,
     compare_chunks,
+    look_again_in,
     read_parts,
     read_regular,
     read_stamps,
@@ -413,5 +413,4 @@ def await_visible(request: Request, *, advice: str, timeout_seconds: float = 5.0
         # Right before the next look, not before the pause: what the server says of a folder is cached from then on, and
         # an entry that appears during the pause would be missed once more.
         for folder in (f"{entry.directory}", entry.own_folder, entry.aside.directory):
-            with contextlib.suppress(OSError):
-                os.close(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+            look_again_in(folder)

@@ -18,7 +18,7 @@ _ASCII_WIDTH: Final = 40
 
 
 @click.command(short_help="Show the contents of a pair of .bin and .idx files.")
-@click.argument("prefixes", metavar="PREFIX...", nargs=-1, required=True)
+@click.argument("prefixes", metavar="PREFIX...", nargs=-1)
 @click.option("--tokenizer", metavar="TOKENIZER", help="Decode the first documents with it; as for preprocess.")
 @click.option(
     "--eod-token",
@@ -47,10 +47,15 @@ _ASCII_WIDTH: Final = 40
     metavar="FILE",
     help="Only write the counts of all pairs to FILE, for the option sequences_per_dataset of a job.",
 )
+@click.option(
+    "--limits", is_flag=True,
+    help="Only show how many files a process may map and open here; of a PREFIX, how many maps its file system allows.",
+)  # fmt: skip
 @idx_cache_option
 def inspect(
     prefixes: tuple[str, ...],
     *,
+    limits: bool,
     tokenizer: str | None,
     eod_token: str | None,
     documents: int,
@@ -67,6 +72,11 @@ def inspect(
     from trackbed.preprocess import find_pairs, first_documents, inspect_pair, open_tokenizer
     from trackbed.preprocess.pairs import is_list_name
 
+    if limits:
+        _show_limits(prefixes)
+        return
+    if not prefixes:
+        raise click.UsageError("Missing argument 'PREFIX...'.")
     if counts_json is not None:
         _write_counts(find_pairs(prefixes), counts_json, idx_cache)
         return
@@ -86,12 +96,25 @@ def inspect(
     first = None
     if tokenizer is not None:
         decoder = open_tokenizer(tokenizer, eod_token=eod_token)
-        limits = {"num_documents": documents, "max_tokens": max_tokens}
-        first = first_documents(pair, decoder, **limits, idx_cache=idx_cache)
+        shown = {"num_documents": documents, "max_tokens": max_tokens}
+        first = first_documents(pair, decoder, **shown, idx_cache=idx_cache)
     if as_json:
         click.echo(_to_json(inspection, first))
     else:
         _draw(inspection, first or [])
+
+
+def _show_limits(prefixes: tuple[str, ...]) -> None:
+    """Prints the limits of a process, and the number of maps that the file systems of some pairs allow."""
+    from trackbed.files import DESCRIPTORS, MAPS, count_maps
+    from trackbed.tokens.paths import get_idx_path
+
+    click.echo(f"memory maps: up to {MAPS.max_open:,}, half of vm.max_map_count")
+    click.echo(f"open files: up to {DESCRIPTORS.max_open:,}, half of ulimit -n")
+    for prefix in prefixes:
+        found, reason = count_maps(get_idx_path(prefix), MAPS.max_open)
+        end = f"refuses more: {reason}" if reason else "allows as many maps as a process takes"
+        click.echo(f"{prefix}: maps {found:,}, its file system {end}")
 
 
 def _show_shards(path: str, idx_cache: str | None, *, as_json: bool) -> None:

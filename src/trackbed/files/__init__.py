@@ -11,6 +11,7 @@ from trackbed.files.checksum import (
     compare_chunks,
     crc32,
 )
+from trackbed.files.late_files import look_again_in, stamps_of_files
 from trackbed.files.local import boot_id, is_local, is_on_this_machine, local_host_path
 from trackbed.files.many import (
     Claim,
@@ -24,7 +25,7 @@ from trackbed.files.many import (
     read_parts,
     read_stamps,
 )
-from trackbed.files.memory_map import MapRefusedError, drop_pages, map_readonly, mapped_files, read_ahead
+from trackbed.files.memory_map import MapRefusedError, count_maps, drop_pages, map_readonly, mapped_files, read_ahead
 from trackbed.files.publish import (
     PartialFile,
     Writer,
@@ -75,6 +76,7 @@ __all__ = [
     "commit_file_sets",
     "commit_folder",
     "compare_chunks",
+    "count_maps",
     "crc32",
     "drop_pages",
     "find_partials",
@@ -86,6 +88,7 @@ __all__ = [
     "is_partial_name",
     "join_names",
     "local_host_path",
+    "look_again_in",
     "make_partial_folder",
     "map_readonly",
     "mapped_files",
@@ -101,5 +104,6 @@ __all__ = [
     "remove_partial",
     "remove_unless_changed",
     "stamp_of",
+    "stamps_of_files",
     "write_new",
 ]

@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from trackbed.files.regular import signed
+from trackbed.files.regular import open_regular, signed
 from trackbed.files.resource_limit import MAPS
 
 _READ_BYTES: Final = 4096
@@ -106,6 +106,25 @@ def _map(descriptor: int, size: int) -> npt.NDArray[np.uint8]:
     # Every array cut from it keeps the map alive. At the end of the process the system unmaps it.
     weakref.finalize(pages, _unmap, address, size).atexit = False
     return np.frombuffer(memoryview(pages).toreadonly(), dtype=np.uint8)
+
+
+def count_maps(path: str | Path, most: int) -> tuple[int, str]:
+    """Maps a file again and again. Returns the number of maps that the system allows, and why it refuses a further one.
+
+    Args:
+        path: path of the file, which has at least 1 byte.
+        most: number of maps that is enough; the reason is then empty.
+    """
+    descriptor, size = open_regular(path)
+    maps: list[npt.NDArray[np.uint8]] = []
+    try:
+        while len(maps) < most:
+            maps.append(_map(descriptor, size))
+    except MapRefusedError as refusal:
+        return len(maps), str(refusal.strerror)
+    finally:
+        os.close(descriptor)
+    return len(maps), ""
 
 
 def _unmap(address: int, size: int) -> None:

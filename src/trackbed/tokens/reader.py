@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trackbed.errors import ArgumentError, FormatError
-from trackbed.files import DESCRIPTORS, MAPS, MapRefusedError, Stamp, boot_id, check_stamp, stamp_of
+from trackbed.files import DESCRIPTORS, MAPS, MapRefusedError, Stamp, boot_id, check_stamp, stamps_of_files
 from trackbed.files.stores import ObjectStamp, is_address, parse_address
 from trackbed.tokens.commit import hint_for_missing_pair
 from trackbed.tokens.format import IndexEnds, PairHeader, SequenceIndex, as_format_error, identity_of, open_index
@@ -143,7 +143,7 @@ class IndexedDataset:
             return open_stored_pair(self.path_prefix, self._storage.path_to_idx_cache, multimodal=self.multimodal)
         idx_path, bin_path = get_idx_path(self.path_prefix), get_bin_path(self.path_prefix)
         with as_format_error(self.path_prefix):
-            index_stamp, bin_stamp = stamp_of(idx_path), stamp_of(bin_path)
+            index_stamp, bin_stamp = stamps_of_files([idx_path, bin_path])
             if index_stamp is None or bin_stamp is None:
                 missing = [path for path, stamp in ((idx_path, index_stamp), (bin_path, bin_stamp)) if stamp is None]
                 msg = f"{self.path_prefix}: a .bin and an .idx file must exist, missing {' and '.join(missing)}"

@@ -24,6 +24,7 @@ from trackbed.tokens.dtype import DType
 from trackbed.tokens.encode import as_numbers, encode
 from trackbed.tokens.format import SequenceIndex
 from trackbed.tokens.paths import get_bin_path, get_seal_path
+from trackbed.tokens.ragged import flat_chunks, is_ragged
 from trackbed.tokens.seal import Seal, write_seal
 from trackbed.tokens.verify import verify_opened
 from trackbed.tokens.write_index import write_index
@@ -155,15 +156,30 @@ class IndexedDatasetBuilder:
         """Ends the current document."""
         self.document_indices.append(len(self.sequence_lengths))
 
-    def add_documents(self, tensor: Any, lengths: Any, *, counts: Any = None, modes: Any = None) -> None:
+    def add_documents(
+        self,
+        tensor: Any,
+        lengths: Any = None,
+        eod_token: int | None = None,
+        chunk_size: int | None = None,
+        *,
+        counts: Any = None,
+        modes: Any = None,
+    ) -> None:
         """Appends many documents, at disk speed.
 
         Tokens of the file's dtype are written without a copy; others are converted, which takes as much memory as they
         take in the file.
 
+        The call of newer Megatron Core is understood as well: a ragged array of the package awkward, `[D, ...]` tokens
+        of each document, then the mode of each, the token that ends each, and the number to write at a time.
+
         Args:
-            tensor: `[T]` concatenated tokens of all documents: tensor, array or list.
-            lengths: `[N]` tokens in each sequence, each in `[0, 2**31)`: tensor, array or list; their sum is T.
+            tensor: `[T]` concatenated tokens of all documents: tensor, array or list. Or a ragged array.
+            lengths: `[N]` tokens in each sequence, each in `[0, 2**31)`: tensor, array or list; their sum is T. Of a
+                ragged array, modes.
+            eod_token: of a ragged array, token to append to each document; None for none.
+            chunk_size: of a ragged array, number of documents to write at a time; None for a million.
             counts: `[D]` sequences in each document, each at least 0: tensor, array or list; their sum is N. None if
                 each document has one sequence.
             modes: `[N]` mode of each sequence, in `[-128, 127]`: tensor, array or list; 0 if None. Used in multimodal
@@ -173,6 +189,16 @@ class IndexedDatasetBuilder:
             ArgumentError: a token does not fit the file's dtype, or lengths, counts or modes do not match the tokens.
                 Nothing is appended in this case.
         """
+        if is_ragged(tensor):
+            given = lengths if modes is None else modes
+            for tokens, sizes, of_chunk in flat_chunks(tensor, given, eod_token, chunk_size):
+                self.add_documents(tokens, sizes, modes=of_chunk)
+            return
+        if lengths is None or eod_token is not None or chunk_size is not None:
+            raise ArgumentError(
+                f"{self._bin_path}: add_documents needs lengths, and eod_token and chunk_size only of a ragged array, "
+                f"found {type(tensor).__name__}"
+            )
         tokens = as_numbers(tensor, self.dtype, where=self._where)
         given = modes if self.multimodal else None
         arrays = check_documents(lengths, len(tokens), counts=counts, modes=given, where=self._where)
