@@ -98,8 +98,9 @@ std::int32_t write_borders(const std::vector<std::int64_t>& ends, std::int64_t n
   return longest;
 }
 
-// The same as Megatron Core has them, with a border for each empty document, from the ends of all pieces of a sample: its
-// extra token is no document of its own, and where it would be one that is short, the padding belongs to the one before.
+// The same as Megatron Core has them, with a border for each empty document, from the ends of all pieces of a sample:
+// its extra token is no document of its own, and where it would be one that is short, the padding belongs to the one
+// before.
 std::int32_t write_document_borders(std::span<const std::int64_t> ends, const SampleShape& shape,
                                     std::int32_t* borders) {
   const std::int64_t num_tokens = ends.back();
