@@ -61,7 +61,7 @@ def test_positional_arguments_are_megatron_cores():
         *("reset_position_ids", "reset_attention_mask", "eod_mask_loss", "create_attention_mask"),
         *("drop_last_partial_validation_sequence", "add_extra_token_to_sequence", "object_storage_cache_path"),
         *("data_parallel_size", "sequence_parallel_size", "hybrid_context_parallel", "sequences_per_dataset"),
-        "context_parallel_size",
+        *("context_parallel_size", "inter_document_masking"),
     ]
 
 

@@ -13,7 +13,7 @@ from typing import Final
 from trackbed.cancellation import check_cancelled
 from trackbed.files.regular import Stamp, stamp_of
 
-_SECONDS: Final = 5.0
+_SECONDS = 1.0
 _GAP_SECONDS: Final = 0.05
 
 
@@ -24,7 +24,7 @@ def look_again_in(folder: str | Path) -> None:
 
 
 def stamps_of_files(paths: Sequence[str | Path]) -> list[Stamp | None]:
-    """Returns the stamps of files that belong together; waits up to 5 s if some of them are there and others not.
+    """Returns the stamps of files that belong together; waits up to 1 s if some of them are there and others not.
 
     Args:
         paths: paths of the files.
