@@ -6,7 +6,7 @@ import pytest
 from accelerate import Accelerator
 
 import trackbed
-from tests.adapters.training import both_tiers, check_runs, expected, run
+from tests.adapters.training import check_runs, expected, run
 from trackbed.adapters.accelerate import register_loader
 from trackbed.errors import ArgumentError
 
@@ -14,9 +14,11 @@ RANK = Path(__file__).parent / "accelerate_rank.py"
 
 
 @pytest.mark.dist
-@both_tiers
-def test_a_run_goes_on_with_the_same_samples_on_other_ranks(is_compared, folder, tmp_path):
-    check_runs(lambda size, last, saved: run(RANK, size, folder, last, saved), expected(folder), tmp_path, is_compared)
+@pytest.mark.slow
+def test_a_run_goes_on_with_the_same_samples_on_other_ranks(folder, tmp_path):
+    check_runs(
+        lambda size, last, saved: run(RANK, size, folder, last, saved), expected(folder), tmp_path, is_compared=True
+    )
 
 
 def test_a_state_of_other_data_is_refused(folder, tmp_path):

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.adapters.training import STEP, both_tiers, check_runs, expected, run
+from tests.adapters.training import STEP, check_runs, expected, run
 from trackbed.adapters.lightning import BlendDataModule, FolderCheckpointIO
 from trackbed.checkpoint.damage import find_damage
 from trackbed.errors import ArgumentError, CheckpointError
@@ -14,9 +14,11 @@ RANK = Path(__file__).parent / "lightning_rank.py"
 
 
 @pytest.mark.dist
-@both_tiers
-def test_a_run_goes_on_with_the_same_samples_on_other_ranks(is_compared, folder, tmp_path):
-    check_runs(lambda size, last, saved: run(RANK, size, folder, last, saved), expected(folder), tmp_path, is_compared)
+@pytest.mark.slow
+def test_a_run_goes_on_with_the_same_samples_on_other_ranks(folder, tmp_path):
+    check_runs(
+        lambda size, last, saved: run(RANK, size, folder, last, saved), expected(folder), tmp_path, is_compared=True
+    )
     assert not list(find_damage(tmp_path / "saved"))
 
 

@@ -110,7 +110,7 @@ both_tiers = pytest.mark.parametrize("is_compared", [False, pytest.param(True, m
 """Whether a run is compared with one that was not stopped, for which it is made twice more."""
 
 
-def check_runs(train, wanted, tmp_path, is_compared, *, copy=shutil.copytree):
+def check_runs(train, wanted, tmp_path, is_compared, copy=shutil.copytree):
     """Checks a run that stops and goes on on fewer ranks, and on as many with the losses of a whole one.
 
     Args:
