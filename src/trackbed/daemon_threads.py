@@ -42,16 +42,23 @@ class DaemonThreads:
         self.shut_down()
 
     def submit(self, call: Callable[[], _Result]) -> "Future[_Result]":
-        """Schedules a call after all earlier ones."""
+        """Schedules a call after all earlier ones. At the end of the interpreter, which starts no thread, makes it."""
+        future: Future[_Result] = Future()
+        if len(self._started) < self._num_threads and not self._start_one() and not self._started:
+            _fulfil(future, call)
+        else:
+            self._calls.put((future, call))
+        return future
+
+    def _start_one(self) -> bool:
+        """Starts a further thread. Returns False if the interpreter allows none any more."""
         if not self._started:
             weakref.finalize(self, _end, self._calls, self._num_threads).atexit = False
-        if len(self._started) < self._num_threads:
-            thread = threading.Thread(target=_serve, args=(self._calls,), daemon=True, name=self._name)
+        thread = threading.Thread(target=_serve, args=(self._calls,), daemon=True, name=self._name)
+        if _can_start(thread):
             self._started.append(thread)
-            thread.start()
-        future: Future[_Result] = Future()
-        self._calls.put((future, call))
-        return future
+            return True
+        return False
 
     def end(self) -> None:
         """Ends the threads after the calls that were submitted. Does not wait for them."""
@@ -72,9 +79,10 @@ class DaemonThreads:
 
 
 def call_on_thread(call: Callable[[], _Result], name: str) -> "Future[_Result]":
-    """Makes one call on a thread of its own, which ends with it."""
+    """Makes one call on a thread of its own, which ends with it; here, where the interpreter starts no thread."""
     future: Future[_Result] = Future()
-    threading.Thread(target=_fulfil, args=(future, call), daemon=True, name=name).start()
+    if not _can_start(threading.Thread(target=_fulfil, args=(future, call), daemon=True, name=name)):
+        _fulfil(future, call)
     return future
 
 
@@ -93,6 +101,15 @@ def exit_if_busy(code: int) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def _can_start(thread: threading.Thread) -> bool:
+    """Starts a thread. False if it cannot, as at the end of the interpreter from Python 3.12 on."""
+    try:
+        thread.start()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _end(calls: _Calls, num_threads: int) -> None:

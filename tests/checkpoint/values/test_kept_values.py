@@ -90,7 +90,7 @@ NUMPY = {
     "empty bytes": np.bytes_(b""),
     "day": np.datetime64("2020-02-29"),
     "nanosecond": np.datetime64(5, "ns"),
-    "no time": np.datetime64("NaT"),
+    "no time": np.datetime64("NaT", "s"),
     "duration": np.timedelta64(3, "h"),
     "nan": np.float32("nan"),
     "array": np.arange(6).reshape(2, 3),

@@ -54,7 +54,7 @@ SMALL_PARTS = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:Sparse", "ignore:The PyTorch API of nested")
+@pytest.mark.filterwarnings("ignore:Sparse", "ignore:Validating sparse", "ignore:The PyTorch API of nested")
 @pytest.mark.parametrize("kind", SMALL_PARTS)
 def test_the_elements_that_are_used_are_written(kind):
     parts = SMALL_PARTS[kind](matrix())
