@@ -176,7 +176,7 @@ def test_saves_in_flight_have_their_own_values_beside_forked_processes_and_at_th
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # threads of OpenMP do not outlive a fork
     found = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
     assert found.returncode == 0, found.stderr
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["1", "2", "3", "last"]
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name != "store") == ["1", "2", "3", "last"]
     for name in ("1", "2", "3"):
         assert not list(find_damage(tmp_path / name))
         assert trackbed.open_checkpoint(tmp_path / name)["w"][:].unique().tolist() == [float(name)]
