@@ -7,7 +7,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerControl, TrainerState, TrainingArguments
 
 import trackbed
-from tests.adapters.training import SEQUENCE, STEP, STEPS, both_tiers, check_runs, digests, masked, run
+from tests.adapters.training import SEQUENCE, STEP, STEPS, check_runs, digests, masked, run
 from trackbed.adapters.huggingface import OPTIONS, TrainerDataset, TrainerPosition
 from trackbed.errors import ArgumentError
 
@@ -27,9 +27,9 @@ def expected(folder):
 
 
 @pytest.mark.dist
-@both_tiers
-def test_a_run_goes_on_with_the_same_samples_on_other_ranks(is_compared, folder, tmp_path):
-    check_runs(lambda size, last, saved: run(RANK, size, folder, last, saved), expected(folder), tmp_path, is_compared)
+@pytest.mark.slow
+def test_a_run_goes_on_with_the_same_samples_on_other_ranks(folder, tmp_path):
+    check_runs(lambda size, last, saved: run(RANK, size, folder, last, saved), expected(folder), tmp_path, True)
 
 
 class Recorded(Trainer):
