@@ -53,7 +53,8 @@ def main():
     trainer.add_callback(Stop(last))
     trainer.train(resume_from_checkpoint=resumed)
     if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
+        torch.distributed.barrier()
+    os._exit(0)  # torch's wrapper on gloo may hang when it is taken apart
 
 
 if __name__ == "__main__":
