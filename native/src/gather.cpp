@@ -114,7 +114,7 @@ std::int32_t write_document_borders(std::span<const std::int64_t> ends, const Sa
   }
   borders[0] = 0;
   for (std::size_t at = 0; at < length; ++at) {
-    borders[at + 1] = static_cast<std::int32_t>(at < inner.size() ? inner[at] : shape.length);
+    borders[at + 1] = static_cast<std::int32_t>(at < inner.size() ? std::min(inner[at], shape.length) : shape.length);
   }
   std::int32_t longest = 0;
   for (std::size_t at = 0; at <= inner.size(); ++at) {

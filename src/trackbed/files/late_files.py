@@ -38,8 +38,8 @@ def stamps_of_files(paths: Sequence[str | Path]) -> list[Stamp | None]:
         for folder in {os.path.dirname(path) or "." for path in paths}:
             look_again_in(folder)
         found = [stamp_of(path) for path in paths]
-        if found.count(None) == len(found) or time.monotonic() >= deadline:
+        if found.count(None) in (0, len(found)) or time.monotonic() >= deadline:
             return found
         check_cancelled()
-        time.sleep(_GAP_SECONDS if None in found else 0)
+        time.sleep(_GAP_SECONDS)
     return found

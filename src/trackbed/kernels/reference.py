@@ -377,7 +377,7 @@ def gather_sample(
     inner = np.unique(ends[is_inner])
     if shape.keeps_documents_apart and dataset in sources.visits:
         is_alone = bool(shape.extra) and len(pieces[-1]) == 1
-        of_pieces = ends[: max(len(ends) - 1 - is_alone, 0)]
+        of_pieces = np.minimum(ends, shape.length)[: max(len(ends) - 1 - is_alone, 0)]
         inner = of_pieces if len(of_pieces) < shape.length else inner
     text = np.append(text, np.full(shape.length + 1 - len(text), shape.pad))
     tokens, labels = text[:-1], text[1:]

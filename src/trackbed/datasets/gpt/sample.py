@@ -133,7 +133,8 @@ def borders_of_pieces(
     [0, 6, 6, 6, 6, 6, 6]
     """
     is_alone = extra_token and piece_lengths[-1] == 1
-    inner = np.cumsum(piece_lengths, dtype=np.int64)[: max(len(piece_lengths) - 1 - is_alone, 0)]
+    ends = np.minimum(np.cumsum(piece_lengths, dtype=np.int64), length)  # of a damaged index, they may lie beyond
+    inner = ends[: max(len(piece_lengths) - 1 - is_alone, 0)]
     if len(inner) >= length:
         return document_borders(piece_lengths, length)
     borders = np.full(length + 1, length, dtype=np.int32)
