@@ -181,18 +181,6 @@ def test_the_valid_sample_is_gathered():
     assert outcome(small(), 0, -1).is_whole
 
 
-def test_borders_of_a_damaged_index_stay_in_their_sample():
-    """Its last piece is empty, so that the end of the one before lies beyond the sample."""
-    sources = small(visits=(0, 0), rows=((0, 0), (1, -1)))
-    whole = np.full((2, 4), 3, dtype=np.int64)
-    given = {**arrays(1, 4, mask=False).arrays, "position_ids": whole[:1]}
-    shape = SampleShape(length=4, extra=1, pad=-1, eod=99, keeps_documents_apart=True)
-    gathered = gather(sources, np.zeros(1, np.int32), np.zeros(1, np.int64), BatchArrays(given), shape)
-    assert gathered.is_whole
-    assert given["cu_seqlens"].tolist() == [[0, 4, 4, 4, 4]]
-    assert whole.tolist() == [[0, 1, 2, 3], [3, 3, 3, 3]]
-
-
 @pytest.mark.parametrize(
     "damage",
     [
@@ -213,6 +201,7 @@ def test_borders_of_a_damaged_index_stay_in_their_sample():
         {"rows": ((0, 4), (0, 8))},
         {"rows": ((0, 0), (0, 3))},
         {"rows": ((0, 1), (0, 4))},
+        {"visits": (0, 0), "rows": ((0, 0), (1, -1))},
         {"lengths": (4,)},
         {"visits": (0, 0), "rows": ((0, 1), (1, 0)), "lengths": (3,)},
         {"visits": (1,)},
