@@ -17,7 +17,7 @@ NATIVE_ARGS ?=
 export PIP_NO_INPUT := 1
 export HYPOTHESIS_STORAGE_DIRECTORY := .hypothesis
 
-.PHONY: help setup setup-dev demo triton test test-full test-versions check format bench bench-full bench-grads bench-ckpt bench-stores gpu gpu-wheels quality native-test wheels test-wheel docs clean
+.PHONY: help setup setup-dev demo triton test test-full test-newer test-versions check format bench bench-full bench-grads bench-ckpt bench-stores gpu gpu-wheels quality native-test wheels test-wheel docs clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -61,6 +61,9 @@ test: setup-dev ## The tests that CI runs
 
 test-full: setup-dev ## All counts of configurations and faults: up to 90 minutes
 	TRACKBED_TIER=full $(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+
+test-newer: ## The tests of kernels and indices with a newer Python, if there is one: two minutes
+	$(PYTHON) tests/versions/newer.py
 
 # Needs no environment of its own: each of its environments is made and removed.
 test-versions: ## The fast tests with Python 3.11 to 3.14, torch 2.9 and newest, megatron-core 0.16 and 0.19: two hours
@@ -124,13 +127,17 @@ gpu-wheels: $(VENV)/tools.done ## Wheels into .whl for `make gpu` on a machine w
 wheels: .venv-wheels/done ## Wheels and the sdist into dist, without a compiler of the system: fifteen minutes
 	.venv-wheels/bin/python native/make_wheels.py $(WHEELS_ARGS)
 
-test-wheel: ## The wheel in dist for this Python, installed alone: kernels, token files and conformance
+WHEEL_TESTS := tests/kernels tests/index tests/native tests/tokens tests/conformance tests/datasets/test_golden.py \
+	tests/optim/test_earlier_states.py tests/checkpoint/test_megatron_0_19.py
+
+test-wheel: ## The wheel in dist for this Python, installed alone: kernels, token files, conformance, golden vectors, the README
 	rm -rf .venv-wheel
 	$(PYTHON) -m venv .venv-wheel
 	.venv-wheel/bin/python -m pip install --quiet --upgrade pip
 	.venv-wheel/bin/python -m pip install --quiet --no-index --no-deps --find-links dist trackbed
 	.venv-wheel/bin/python -m pip install --quiet --constraint constraints.txt 'trackbed[dev]'
-	.venv-wheel/bin/python -m pytest -m "not slow" tests/kernels tests/index tests/native tests/tokens tests/conformance $(PYTEST_ARGS)
+	.venv-wheel/bin/python -m pytest -m "not slow" --numprocesses $(JOBS) $(WHEEL_TESTS) $(PYTEST_ARGS)
+	.venv-wheel/bin/python -m pytest tests/docs/test_docs.py -k readmes_program
 
 quality: setup-dev ## Statistics of the permutation, with limits: a minute
 	$(BIN)/python -m quality

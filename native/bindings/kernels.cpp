@@ -5,8 +5,10 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <numeric>
+#include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -42,6 +44,15 @@ using trackbed::python::span_of;
 using trackbed::python::structures_of;
 
 namespace {
+
+std::string compiler() {
+#if defined(__clang__)
+  const auto& [name, numbers] = std::pair("Clang ", std::array{__clang_major__, __clang_minor__, __clang_patchlevel__});
+#else
+  const auto& [name, numbers] = std::pair("GCC ", std::array{__GNUC__, __GNUC_MINOR__, __GNUC_PATCHLEVEL__});
+#endif
+  return name + std::to_string(numbers[0]) + "." + std::to_string(numbers[1]) + "." + std::to_string(numbers[2]);
+}
 
 using TwisterWords =
     nb::ndarray<std::uint32_t, nb::shape<sizeof(trackbed::MersenneTwister) / 4>, nb::c_contig, nb::device::cpu>;
@@ -396,6 +407,7 @@ NB_MODULE(_native, m) {
   m.def("build_mapping", &build_mapping, nb::arg(), nb::arg(), nb::arg(), nb::arg(), poll);
   m.attr("SQUARE_SUM_SIZE") = trackbed::kSquareSumSize;
   m.def("best_isa", [] { return static_cast<int>(trackbed::best_isa()); });
+  m.attr("compiler") = nb::str(compiler().c_str());
   m.def("small_indices", &small_indices, nb::arg(), nb::arg(), nb::arg(), nb::arg(), poll);
   m.def("narrow", &narrow);
   m.def("count_tokens", &count_tokens);

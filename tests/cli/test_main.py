@@ -13,6 +13,7 @@ import pytest
 
 from trackbed import __version__
 from trackbed.cli.main import trackbed
+from trackbed.kernels import available_levels
 
 TRACKBED = [sys.executable, "-m", "trackbed"]
 HEAVY = ("numpy", "orjson", "rich", "tokenizers", "torch", "matplotlib")
@@ -96,7 +97,10 @@ def test_the_help_of_every_command_fits_a_terminal_of_80_columns(run, command):
 
 def test_the_console_script_and_the_module_are_the_same_program(tmp_path):
     found = shell("--version", folder=tmp_path)
-    assert (found.returncode, found.stdout) == (0, f"trackbed, version {__version__}\n")
+    version, kernels = found.stdout.splitlines()
+    assert (found.returncode, version) == (0, f"trackbed, version {__version__}")
+    assert re.fullmatch(r"kernels: built by (GCC|Clang) \d+\.\d+\.\d+, for this processor: .+", kernels)
+    assert kernels.endswith(f": {', '.join(available_levels())}")
 
 
 def test_what_the_library_refuses_is_one_line_and_status_1(tmp_path):

@@ -83,6 +83,16 @@ def _has_secret(word: str) -> bool:
         return False  # the command says that it cannot be read
 
 
+def _show_version(ctx: click.Context, parameter: click.Parameter, value: object) -> None:
+    if not value or ctx.resilient_parsing:
+        return
+    from trackbed.kernels import available_levels, compiler
+
+    click.echo(f"trackbed, version {__version__}")
+    click.echo(f"kernels: built by {compiler()}, for this processor: {', '.join(available_levels())}")
+    ctx.exit()
+
+
 @click.group(
     cls=_CommandLine,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -90,7 +100,14 @@ def _has_secret(word: str) -> bool:
     "batches in a program with trackbed.open_blend; `build` makes the indices before the job. `trackbed COMMAND "
     "--help` says more.",
 )
-@click.version_option(__version__, prog_name="trackbed")
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_show_version,
+    help="Show the version, the compiler of the kernels and the instruction levels, and exit.",
+)
 def trackbed() -> None:
     """Token files, blends and checkpoints for LLM pre-training, in Megatron's formats."""
 

@@ -14,7 +14,7 @@ from trackbed.kernels.gather import (
 )
 from trackbed.kernels.gather_masked import MaskedBatchArrays, MaskingTable, gather_masked
 from trackbed.kernels.instant import BlendTrees, EpochShuffles, draw_phases, instant_locate, interleaving_counts
-from trackbed.kernels.isa import available_levels, available_threads
+from trackbed.kernels.isa import available_levels, available_threads, compiler
 from trackbed.kernels.least_loaded import assign_least_loaded
 from trackbed.kernels.mapping import build_mapping
 from trackbed.kernels.narrow import narrow
@@ -57,6 +57,7 @@ __all__ = [
     "check_blocks",
     "check_positions",
     "check_size_and_key",
+    "compiler",
     "count_tokens",
     "cut_pairs",
     "draw_phases",

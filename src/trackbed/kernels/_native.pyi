@@ -7,6 +7,7 @@ import numpy.typing as npt
 _Poll = Callable[[int], object] | None
 PERMUTATION_VERSION: int
 SQUARE_SUM_SIZE: int
+compiler: str
 
 _Ids = npt.NDArray[np.integer[Any]]
 

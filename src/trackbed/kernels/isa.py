@@ -14,6 +14,11 @@ def available_levels() -> tuple[str, ...]:
     return LEVELS[: _native.best_isa() + 1]
 
 
+def compiler() -> str:
+    """Name and version of the compiler that has built the kernels, such as "GCC 12.2.0"."""
+    return _native.compiler
+
+
 def available_threads() -> int:
     """Number of CPUs available to this process."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
