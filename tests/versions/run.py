@@ -26,6 +26,8 @@ RESULTS = Path(__file__).parent / "results.json"
 EXTRAS = ("text", "sentences", "s3", "ray", "plot", "grain", "huggingface", "lightning", "dev")
 SAME_EVERYWHERE = ("docs", "gpu", "quality", "test_collection.py", "versions")
 """Tests of pages, of counts that depend on a seed alone, and of GPUs."""
+PINNED_NUMPY = "2.4.6"
+"""That of `constraints.txt`, for which its other packages were chosen."""
 MOST_SHOWN = 20
 
 
@@ -49,9 +51,11 @@ def requirements(environment: Environment) -> tuple[list[str], list[str]]:
     wanted = [name for name in names if not name.startswith(ours)]
     if environment.megatron_core is not None:
         wanted.append(f"megatron-core=={environment.megatron_core}")
-    free = ("torch", "numpy", "megatron-core", "triton", *(() if environment.numpy else ("scipy",)))
+    free = ("torch", "numpy", "megatron-core", "triton", *(() if environment.numpy == PINNED_NUMPY else ("scipy",)))
     pinned = (ROOT / "constraints.txt").read_text().splitlines()
-    return wanted, [line for line in pinned if line.partition("==")[0] not in free and not line.startswith("#")]
+    kept = [line for line in pinned if line.partition("==")[0] not in free and not line.startswith("#")]
+    own = {"torch": environment.torch, "numpy": environment.numpy}
+    return wanted, [*kept, *(f"{name}=={version}" for name, version in own.items() if version)]
 
 
 def install(environment: Environment, python: str, folder: Path) -> None:

@@ -10,8 +10,11 @@ from unittest.mock import MagicMock
 
 UNUSED = (
     "megatron.training",
+    "megatron.training.argument_utils",
     "megatron.training.arguments",
+    "megatron.training.async_utils",
     "megatron.training.checkpointing",
+    "megatron.training.global_vars",
     "megatron.training.training",
     "megatron.training.utils",
     "tests.unit_tests.dist_checkpointing.utils",

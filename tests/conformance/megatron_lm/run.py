@@ -1,4 +1,4 @@
-"""Runs Megatron-LM's own tests, core_v0.16.1, on Trackbed through `trackbed.megatron.install()`.
+"""Runs Megatron-LM's own tests, core_v0.16.1 or core_v0.19.0, on Trackbed through `trackbed.megatron.install()`.
 
     python tests/conformance/megatron_lm/run.py /path/to/Megatron-LM
     python tests/conformance/megatron_lm/run.py /path/to/Megatron-LM --ranks 2
@@ -13,6 +13,7 @@ unmodified Megatron Core, as a baseline. Further options go to pytest. The check
 
 import argparse
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).parent
+TAGS = "core_v0.16.1 or core_v0.19.0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,8 @@ class Run:
     plugins: tuple[str, ...]
     expression: str = ""
     """Tests that run, as pytest's option -k; empty for all."""
+    since: tuple[int, int] = (0, 16)
+    """The release that has them first."""
 
 
 def distributed(num_ranks: int, *names: str) -> Run:
@@ -66,6 +70,7 @@ SUITES = {
             1,
             ("gloo_shim",),
         ),
+        Run(("tests/unit_tests/data/test_prepare_cache.py",), 1, ("gloo_shim",), since=(0, 19)),
         Run(("tests/unit_tests/models/test_t5_model.py",), 1, ("gloo_shim",), "TestT5ModelAttentionDimensions"),
     ),
     "distributed": (
@@ -77,16 +82,16 @@ SUITES = {
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Runs Megatron-LM's own tests on Trackbed.")
-    parser.add_argument("checkout", nargs="?", default="", help="a checkout of Megatron-LM (core_v0.16.1)")
+    parser.add_argument("checkout", nargs="?", default="", help=f"a checkout of Megatron-LM ({TAGS})")
     parser.add_argument("--suite", choices=SUITES, default="data")
     parser.add_argument("--ranks", type=int, help="number of ranks, in place of the suite's own")
     parser.add_argument("--stock", action="store_true", help="run on unmodified Megatron Core")
     options, pytest_options = parser.parse_known_args()
-    runs = SUITES[options.suite]
+    runs = [run for run in SUITES[options.suite] if run.since <= release(Path(options.checkout))]
     tests = [test for run in runs for test in run.tests]
     if not options.checkout or not all((Path(options.checkout) / test).is_file() for test in tests):
         found = options.checkout or "no path"
-        print(f"skipped: a checkout of Megatron-LM (core_v0.16.1) with {' and '.join(tests)} is needed, found {found}")
+        print(f"skipped: a checkout of Megatron-LM ({TAGS}) with {' and '.join(tests)} is needed, found {found}")
         return 2 if options.checkout else 0
     checkout = Path(options.checkout).resolve()
     common = () if options.stock else ("install_trackbed",)
@@ -100,6 +105,14 @@ def main() -> int:
         )
         for run in runs
     )
+
+
+def release(checkout: Path) -> tuple[int, int]:
+    """Major and minor number of a checkout; the oldest for a folder that is none."""
+    described = checkout / "megatron" / "core" / "package_info.py"
+    text = described.read_text() if described.is_file() else "MAJOR = 0\nMINOR = 16"
+    major, minor = (int(re.search(rf"^{name} = (\d+)", text, flags=re.MULTILINE)[1]) for name in ("MAJOR", "MINOR"))
+    return major, minor
 
 
 def run_tests(
