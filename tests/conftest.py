@@ -6,12 +6,15 @@
 import inspect
 import os
 import signal
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from types import CodeType, FunctionType
 
 import pytest
 from hypothesis import HealthCheck, is_hypothesis_test, settings
+from packaging.version import Version
 
 import trackbed.files.late_files
 from tests.support.files.indexed_pair import Pair
@@ -49,6 +52,26 @@ settings.load_profile(TIER)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A script that starts the tests in the background has them, and each process that they start, ignore Ctrl-C.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+WARNINGS_OF_OTHERS = (
+    ("torch", "2.14", "ignore:Validating sparse tensor invariants:UserWarning"),
+    ("megatron-core", "0.18", "ignore:Could not determine rank from torch.distributed:UserWarning"),
+    (
+        "megatron-core",
+        "0.18",
+        "ignore:Exception ignored in. <function IndexedDataset.__del__:pytest.PytestUnraisableExceptionWarning",
+    ),
+)
+"""Packages, their first release that gives the warning about itself, and the filter."""
+
+
+def pytest_configure(config):
+    """Filters the warnings that installed releases of other packages give about themselves."""
+    for package, release, line in WARNINGS_OF_OTHERS:
+        with suppress(PackageNotFoundError):
+            if Version(version(package)) >= Version(release):
+                config.addinivalue_line("filterwarnings", line)
 
 
 def pytest_report_header():

@@ -18,7 +18,8 @@ NEEDED = {
     "lightning": "pytorch_lightning",
     "torchtitan": "torchtitan",
 }
-collect_ignore = [f"test_{name}.py" for name, package in NEEDED.items() if find_spec(package) is None]
+MISSING = [name for name, package in NEEDED.items() if find_spec(package) is None]
+collect_ignore_glob = [pattern for name in MISSING for pattern in (f"test_{name}.py", f"{name}_rank.py")]
 
 BLEND = f"""version = 1
 sequence_length = {SEQUENCE}

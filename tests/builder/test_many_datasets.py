@@ -17,7 +17,7 @@ from trackbed.tokens import IndexedDataset
 
 ORDERS = ["megatron", "balanced", "instant"]
 MEMORY_PER_DATASET = 40 << 10
-MEMORY_BESIDES = 500_000_000
+MEMORY_BESIDES = 150_000_000
 
 
 def run_all(folder, count, step):

@@ -6,8 +6,10 @@ import inspect
 
 import pytest
 
+from tests.support.megatron_core.release import needs_the_wrappers_layouts
 from trackbed.megatron.table import MODULES, part_of
 
+pytestmark = needs_the_wrappers_layouts
 MODULE_PATHS = [path for path in MODULES if part_of(path) == "distributed" and "." in path]
 NAMES = [(path, name) for path in MODULE_PATHS for name in MODULES[path]]
 

@@ -8,8 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from megatron.core.distributed import DistributedDataParallelConfig, param_and_grad_buffer
 
+from tests.support.megatron_core.release import needs_the_wrappers_layouts
 from trackbed.grads import ParameterSpec, plan_layout
 
+pytestmark = needs_the_wrappers_layouts
 NUMELS = st.one_of(
     st.integers(0, 300),
     st.integers(0, 10).map(lambda number: 64 * number),

@@ -6,7 +6,10 @@ from pathlib import Path
 import pytest
 
 from tests.conformance.train_megatron import CASES, CLIP, STEPS
+from tests.support.megatron_core.release import needs_the_wrappers_layouts
 from tests.support.processes.launching import run_script
+
+pytestmark = needs_the_wrappers_layouts
 
 HERE = Path(__file__).parent
 LIMIT_SECONDS = 300

@@ -6,11 +6,14 @@ from tests.support.files.blends import VOCAB, write_pairs
 from tests.support.megatron_core.cases import DEFAULT_TOKENIZER, identity
 from tests.support.megatron_core.observe import sample
 from tests.support.megatron_core.oracle import running
+from tests.support.megatron_core.release import IS_NEWER
 from trackbed.blends import measure_blend, read_blend_file
 from trackbed.builder import BlendedMegatronDatasetBuilder
 from trackbed.loading import MegatronPretrainingSampler
 
 BATCH, MICRO_BATCH, RANKS, ITERATIONS, INTERVAL, EVALUATIONS = 12, 2, 3, 40, 10, 2
+NULL = VOCAB + IS_NEWER
+"""Vocabulary of their tokenizer, whose last id VOCAB is."""
 BLEND = f"""\
 version = 1
 seed = 4321
@@ -30,7 +33,7 @@ eod = {VOCAB}
 vocab_size = {VOCAB + 1}
 [tokenizer.megatron]
 class = "{DEFAULT_TOKENIZER}"
-options = {{vocab_size = {VOCAB}}}
+options = {{vocab_size = {NULL}}}
 [[dataset]]
 path = "pair0"
 weight = 30
@@ -58,7 +61,7 @@ def test_the_next_batch_of_a_megatron_job_is_read(oracle, tmp_path, monkeypatch,
     train, *_ = BlendedMegatronDatasetBuilder(blend.dataset_class, blend.sizes, lambda: True, config).build()
 
     # The job's arguments, as Megatron-LM turns them into a configuration and sizes.
-    tokenizer = {"kind": "null", "path": "", "vocab_size": VOCAB}
+    tokenizer = {"kind": "null", "path": "", "vocab_size": NULL}
     names = ("random_seed", "sequence_length", "split", "reset_position_ids", "reset_attention_mask", "eod_mask_loss")
     names += ("create_attention_mask",)
     (tmp_path / "theirs").mkdir()
@@ -71,7 +74,7 @@ def test_the_next_batch_of_a_megatron_job_is_read(oracle, tmp_path, monkeypatch,
     wanted = list(range(consumed, consumed + BATCH))
     asked = {"config": job, "sizes": sizes, "tokenizer": tokenizer, "positions": wanted}
     theirs = oracle.ask(asked)["datasets"][0]["samples"]
-    assert identity(tokenizer)["options"] == {"vocab_size": VOCAB}
+    assert identity(tokenizer)["options"] == {"vocab_size": NULL}
 
     read = []
     batches = [

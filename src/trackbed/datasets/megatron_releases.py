@@ -1,4 +1,4 @@
-"""What differs between releases of Megatron Core, as far as data is concerned."""
+"""What differs between releases of Megatron Core, as far as Trackbed is concerned."""
 
 from typing import Final, Literal
 
@@ -55,4 +55,13 @@ def has_flags_that_switch_off(release: str) -> bool:
 
 def has_chat_template(release: str) -> bool:
     """True if tokenizers of a release are given a chat template, and have it in their identity."""
+    return check_release(release) >= Version("0.18")
+
+
+def plans_layouts_elsewhere(release: str) -> bool:
+    """True if the optimizer plans the layout of the buffers, and gives it to the wrapper of a release.
+
+    >>> plans_layouts_elsewhere("0.17.1"), plans_layouts_elsewhere("0.18.2")
+    (False, True)
+    """
     return check_release(release) >= Version("0.18")

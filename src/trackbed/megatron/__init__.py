@@ -138,7 +138,7 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
-def install(*, parts: Collection[str] = PARTS, exchange: Literal["auto", "none", "flat"] | None = None) -> None:
+def install(*, parts: Collection[str] | None = None, exchange: Literal["auto", "none", "flat"] | None = None) -> None:
     """Makes Trackbed's modules importable under `megatron.core`, ahead of an installed megatron-core.
 
     `install(parts=("datasets",))` at the top of a program. Names that Trackbed does not provide still come from
@@ -148,21 +148,22 @@ def install(*, parts: Collection[str] = PARTS, exchange: Literal["auto", "none",
     A part must be installed before anything imports the package. `import megatron.core` imports the packages of the
     parts "distributed" and "dist_checkpointing".
 
-    On GPUs, "distributed" is not measured yet; with `--async-save`, "dist_checkpointing" saves at once. Leave them out,
+    "distributed" has the arguments of megatron-core 0.16 and 0.17; 0.18 and later plan the layout of the buffers in their
+    optimizer. On GPUs, it is not measured yet; with `--async-save`, "dist_checkpointing" saves at once. Leave them out,
     as `install(parts=("datasets",))` does.
 
     Args:
         parts: packages below `megatron.core` whose names Trackbed provides, of "datasets", "distributed" and
-            "dist_checkpointing".
+            "dist_checkpointing"; by default all that the installed megatron-core allows.
         exchange: way in which `FullyParallelLoadStrategyWrapper` loads tensors that several ranks want, as for
             `trackbed.checkpoint.load`; None for that of Megatron Core, which the wrapper's `exchange_algo` names.
 
     Raises:
-        ArgumentError: there is no such part, or `exchange` is unknown.
+        ArgumentError: there is no such part, or not for the installed megatron-core, or `exchange` is unknown.
         TrackbedError: modules that would be replaced were already imported; the message names the importer.
     """
-    if isinstance(parts, str) or not set(parts) <= set(PARTS):
-        raise ArgumentError(f"parts: must be a collection of names among {PARTS}, found {parts!r}")
+    release = _version_of_core()
+    parts = _check_parts(parts, release)
     if exchange is not None:
         from trackbed.megatron.checkpoints.fully_parallel import choose_exchange
 
@@ -178,16 +179,36 @@ def install(*, parts: Collection[str] = PARTS, exchange: Literal["auto", "none",
         sys.meta_path[sys.meta_path.index(installed[0])] = finder
     else:
         sys.meta_path.insert(0, finder)
-    _take_release()
+    _take_release(release)
     active = [part for part in PARTS if any(part_of(path) == part for path in finder.modules)]
     _logger.info("megatron.core.%s: Trackbed %s is active", f", {_MEGATRON}.".join(active), __version__)
 
 
-def _take_release() -> None:
+def _check_parts(parts: Collection[str] | None, release: str | None) -> Collection[str]:
+    """Returns the parts to install: those that are asked for, or all that the release allows."""
+    from trackbed.datasets.megatron_releases import plans_layouts_elsewhere
+
+    if parts is not None and (isinstance(parts, str) or not set(parts) <= set(PARTS)):
+        raise ArgumentError(f"parts: must be a collection of names among {PARTS}, found {parts!r}")
+    if release is None or not plans_layouts_elsewhere(release):
+        return PARTS if parts is None else parts
+    if parts is None:
+        _logger.warning(
+            "megatron-core %s: keeps its own megatron.core.distributed, as its optimizer plans the buffers", release
+        )
+        return [part for part in PARTS if part != "distributed"]
+    if "distributed" in parts:
+        raise ArgumentError(
+            "parts: 'distributed' must be left out with megatron-core 0.18 and later, whose optimizer plans the "
+            f"buffers, found {release}"
+        )
+    return parts
+
+
+def _take_release(found: str | None) -> None:
     """Follows the release that is there, with a warning if it is none that Trackbed is compared with."""
     from trackbed.datasets.megatron_releases import COMPARED_WITH, use_release
 
-    found = _version_of_core()
     if found is not None:
         use_release(found)
     if found not in (None, *COMPARED_WITH):
@@ -202,7 +223,7 @@ def _version_of_core() -> str | None:
         info = Path(folder) / "core" / "package_info.py"
         if info.is_file():
             numbers = dict(re.findall(r"^(MAJOR|MINOR|PATCH)\s*=\s*(\d+)", info.read_text(), flags=re.MULTILINE))
-            return ".".join(numbers.get(name, "?") for name in ("MAJOR", "MINOR", "PATCH"))
+            return ".".join(numbers.get(name, "0") for name in ("MAJOR", "MINOR", "PATCH"))
     return None
 
 

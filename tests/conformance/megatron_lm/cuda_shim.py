@@ -98,5 +98,6 @@ REPLACEMENTS = {
 
 for name, replacement in REPLACEMENTS.items():
     setattr(torch.cuda, name, replacement)
+torch.accelerator.current_accelerator = lambda check_available=False: None
 MODE = CudaOnCpu()
 MODE.__enter__()

@@ -9,6 +9,7 @@ import struct
 import sys
 import warnings
 import zlib
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -94,7 +95,8 @@ def common(make):
         limit = sys.getrecursionlimit()
         sys.setrecursionlimit(10 * limit)
         try:
-            torch.save(make(), folder / "common.pt")
+            # Python's own pickler goes as deep as that limit, the one in C does not from Python 3.12 on.
+            torch.save(make(), folder / "common.pt", pickle_module=SimpleNamespace(Pickler=pickle._Pickler))
         finally:
             sys.setrecursionlimit(limit)
 
