@@ -56,6 +56,32 @@ def test_another_version_of_megatron_core_is_warned_of(tmp_path, numbers, said):
     assert found == (wanted if said else "")
 
 
+def test_a_megatron_core_whose_optimizer_plans_the_buffers_keeps_its_wrapper(tmp_path):
+    (tmp_path / "megatron" / "core").mkdir(parents=True)
+    (tmp_path / "megatron" / "core" / "package_info.py").write_text("MAJOR = 0\nMINOR = 19\nPATCH = 2\n")
+    found = run(
+        f"""
+        import logging, sys
+        sys.path.insert(0, {str(tmp_path)!r})
+        logging.basicConfig(stream=sys.stdout, format="%(levelname)s %(message)s")
+        import trackbed.megatron
+        try:
+            trackbed.megatron.install(parts=("datasets", "distributed"))
+        except Exception as error:
+            print(type(error).__name__, error)
+        trackbed.megatron.install()
+        finder = sys.meta_path[0]
+        print(sorted({{path.partition(".")[0] for path in finder.modules}}))
+        """
+    )
+    assert found.splitlines() == [
+        "ArgumentError parts: 'distributed' must be left out with megatron-core 0.18 and later, whose optimizer plans "
+        "the buffers, found 0.19.2",
+        "WARNING megatron-core 0.19.2: keeps its own megatron.core.distributed, as its optimizer plans the buffers",
+        "['datasets', 'dist_checkpointing']",
+    ]
+
+
 def test_every_name_of_the_table_is_there():
     from importlib import import_module
 

@@ -64,4 +64,4 @@ def plans_layouts_elsewhere(release: str) -> bool:
     >>> plans_layouts_elsewhere("0.17.1"), plans_layouts_elsewhere("0.18.2")
     (False, True)
     """
-    return check_release(release) >= Version("0.18")
+    return Version(release) >= Version("0.18")

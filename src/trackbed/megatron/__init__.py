@@ -148,7 +148,7 @@ def install(*, parts: Collection[str] | None = None, exchange: Literal["auto", "
     A part must be installed before anything imports the package. `import megatron.core` imports the packages of the
     parts "distributed" and "dist_checkpointing".
 
-    "distributed" has the arguments of megatron-core 0.16 and 0.17; 0.18 and later plan the layout of the buffers in their
+    "distributed" has the arguments of megatron-core 0.16 and 0.17; later ones plan the layout of the buffers in their
     optimizer. On GPUs, it is not measured yet; with `--async-save`, "dist_checkpointing" saves at once. Leave them out,
     as `install(parts=("datasets",))` does.
 
