@@ -61,7 +61,7 @@ def test_the_next_batch_of_a_megatron_job_is_read(oracle, tmp_path, monkeypatch,
     train, *_ = BlendedMegatronDatasetBuilder(blend.dataset_class, blend.sizes, lambda: True, config).build()
 
     # The job's arguments, as Megatron-LM turns them into a configuration and sizes.
-    tokenizer = {"kind": "null", "path": "", "vocab_size": NULL}
+    tokenizer = {"kind": "null", "path": "", "vocab_size": VOCAB}
     names = ("random_seed", "sequence_length", "split", "reset_position_ids", "reset_attention_mask", "eod_mask_loss")
     names += ("create_attention_mask",)
     (tmp_path / "theirs").mkdir()

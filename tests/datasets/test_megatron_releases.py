@@ -47,10 +47,10 @@ def test_a_jobs_tokenizer_is_written_as_its_release_names_it():
     null = "--tokenizer-type NullTokenizer --vocab-size 100"
     assert tokenizer_of(null, "0.16.1")[0] == 'file = "null:100"'
     assert tokenizer_of(null, "0.19.2")[0] == 'file = "null:99"'
-    assert "options = {vocab_size = 100}" in tokenizer_of(null, "0.19.2")[1]
+    assert "options = {vocab_size = 100, pad_id = -1}" in tokenizer_of(null, "0.19.2")[1]
     ids = tokenizer_of(f"{null} --null-tokenizer-eod-id 3", "0.19.2")
     assert ids[:2] == ["eod = 3", "vocab_size = 100"]
-    assert ids[2].endswith("options = {vocab_size = 100, eod_id = 3}}")
+    assert ids[2].endswith("options = {vocab_size = 100, eod_id = 3, pad_id = -1}}")
     folder = "--tokenizer-type HuggingFaceTokenizer --tokenizer-model folder"
     assert "use_fast = false, trust_remote_code = false, include_special_tokens = false" in str(
         tokenizer_of(folder, "0.16.1")
@@ -60,7 +60,10 @@ def test_a_jobs_tokenizer_is_written_as_its_release_names_it():
         assert f"options = {begin}" in found
         assert "use_fast = true, trust_remote_code = false, include_special_tokens = true" in found
     pieces = str(tokenizer_of("--tokenizer-type Llama2Tokenizer --tokenizer-model m", "0.19.2"))
-    assert 'options = {chat_template = "None", ignore_extra_whitespaces = false, legacy = false' in pieces
+    assert 'options = {chat_template = "None", ignore_extra_whitespaces = true, legacy = false' in pieces
+    kept = "--disable-tokenizer-sentencepiece-ignore-extra-whitespaces"
+    pieces = str(tokenizer_of(f"--tokenizer-type Llama2Tokenizer --tokenizer-model m {kept}", "0.19.2"))
+    assert "ignore_extra_whitespaces = false" in pieces
 
 
 def test_a_flag_of_newer_jobs_becomes_an_option():

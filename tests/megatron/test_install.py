@@ -7,6 +7,7 @@ import textwrap
 
 import pytest
 
+from tests.support.megatron_core.release import needs_the_wrappers_layouts
 from trackbed.version import __version__
 
 
@@ -143,6 +144,7 @@ def test_loggers_and_names_of_types_are_trackbeds():
         param_and_grad_buffer.logger.setLevel(level)
 
 
+@needs_the_wrappers_layouts
 def test_the_rerun_state_machine_of_an_installed_megatron_core_may_have_a_step_run_again():
     pytest.importorskip("megatron.core.rerun_state_machine")
     assert run(
@@ -239,6 +241,7 @@ def test_the_rest_of_an_installed_megatron_core_keeps_working():
     )
 
 
+@needs_the_wrappers_layouts
 def test_an_installed_megatron_core_runs_on_the_part_distributed():
     pytest.importorskip("megatron.core", reason="megatron-core is not installed")
     assert (

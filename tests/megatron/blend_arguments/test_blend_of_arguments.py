@@ -2,6 +2,8 @@
 
 import argparse
 import base64
+import contextlib
+import importlib
 import json
 import shlex
 import tomllib
@@ -12,6 +14,7 @@ import pytest
 
 from tests.support.files.built_pair import build
 from tests.support.files.tokenizer_files import write_plain_folder, write_sentencepiece
+from tests.support.megatron_core.release import RELEASE
 from trackbed.blends import measure_blend, read_blend_file
 from trackbed.errors import ArgumentError
 from trackbed.index import get_blend_from_list
@@ -29,9 +32,9 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def config_of(arguments, where="blend.toml"):
+def config_of(arguments, where="blend.toml", **options):
     """The configuration, and the sizes, that the written blend file gives."""
-    text = blend_of_megatron_arguments(arguments, folder=where.rpartition("/")[0] or ".")
+    text = blend_of_megatron_arguments(arguments, folder=where.rpartition("/")[0] or ".", **options)
     Path(where).write_text(text)
     blend = measure_blend(read_blend_file(where))
     return blend.config(), blend.sizes
@@ -261,8 +264,23 @@ DEFAULTS = {
     "tokenizer_hf_use_fast": False,
     "tokenizer_hf_include_special_tokens": False,
     "trust_remote_code": False,
+    # Since core_v0.17:
+    "metadata_path": None,
+    "pad_vocab_size": False,
+    "chat_template": None,
+    "tokenizer_hf_no_use_fast": False,
+    "tokenizer_hf_no_include_special_tokens": False,
+    "tokenizer_sentencepiece_ignore_extra_whitespaces": True,
+    "null_tokenizer_pad_id": -1,
 }
-"""Megatron-LM's defaults of the arguments of tokenizers, at core_v0.16.1."""
+"""Megatron-LM's defaults of the arguments of tokenizers, at core_v0.16.1 and core_v0.19.0."""
+
+
+def build_tokenizer_of_megatron():
+    """The function that makes a job's tokenizer, which lies elsewhere since 0.17."""
+    with contextlib.suppress(ModuleNotFoundError):
+        return importlib.import_module("megatron.core.tokenizers.utils.build_tokenizer").build_tokenizer
+    return pytest.importorskip("megatron.core.tokenizers.text.utils.build_tokenizer").build_tokenizer
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -280,10 +298,10 @@ DEFAULTS = {
     ],
 )
 def test_the_tokenizer_has_the_identity_of_the_jobs(job, folder):
-    build_tokenizer = pytest.importorskip("megatron.core.tokenizers.text.utils.build_tokenizer").build_tokenizer
+    build_tokenizer = build_tokenizer_of_megatron()
     write_sentencepiece(folder / "spiece.model")
     write_plain_folder(folder / "model")
-    config, _ = config_of(f"--data-path a --split 1 --seq-length 16 {job}")
+    config, _ = config_of(f"--data-path a --split 1 --seq-length 16 {job}", release=RELEASE)
     theirs = build_tokenizer(_tokenizer_arguments(job)).unique_identifiers
     assert list(config.tokenizer.unique_identifiers.items()) == list(theirs.items())
 
@@ -300,14 +318,14 @@ def test_the_tokenizer_has_the_identity_of_the_jobs(job, folder):
     ],
 )
 def test_a_tokenizer_of_files_that_trackbed_does_not_read_is_stated_by_its_ids(job, folder):
-    build_tokenizer = pytest.importorskip("megatron.core.tokenizers.text.utils.build_tokenizer").build_tokenizer
+    build_tokenizer = build_tokenizer_of_megatron()
     write_gpt2(folder / "gpt2")  # found before that of the hub
     ranks = [
         {"rank": number, "token_bytes": base64.b64encode(bytes([number])).decode(), "token_str": "?"}
         for number in range(256)
     ]
     (folder / "ranks.json").write_text(json.dumps(ranks))
-    ours = config_of(f"--data-path a --split 1 {JOB} {job}")[0].tokenizer
+    ours = config_of(f"--data-path a --split 1 {JOB} {job}", release=RELEASE)[0].tokenizer
     theirs = build_tokenizer(_tokenizer_arguments(job))
     assert list(ours.unique_identifiers.items()) == list(theirs.unique_identifiers.items())
     assert (ours.eod, ours.vocab_size) == (theirs.eod, theirs.vocab_size)
@@ -344,7 +362,9 @@ def _tokenizer_arguments(job):
         parser.add_argument(f"--{name}")
     for name in ("tokenizer-sentencepiece-legacy", "tokenizer-hf-use-fast", "trust-remote-code"):
         parser.add_argument(f"--{name}", action="store_true")
-    return parser.parse_args(shlex.split(job), argparse.Namespace(**DEFAULTS))
+    given = parser.parse_args(shlex.split(job), argparse.Namespace(**DEFAULTS))
+    given.special_tokens = given.tokenizer_special_tokens  # its name since core_v0.17
+    return given
 
 
 @pytest.mark.parametrize("other", ["--legacy-tokenizer", "--tokenizer-metadata metadata.json"])

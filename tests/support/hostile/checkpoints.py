@@ -9,7 +9,7 @@ import struct
 import sys
 import warnings
 import zlib
-from types import SimpleNamespace
+from types import ModuleType
 
 import numpy as np
 import torch
@@ -94,9 +94,10 @@ def common(make):
     def apply(folder):
         limit = sys.getrecursionlimit()
         sys.setrecursionlimit(10 * limit)
+        in_python = ModuleType("in_python")
+        in_python.Pickler = pickle._Pickler  # goes as deep as that limit; the one in C does not, from Python 3.12 on
         try:
-            # Python's own pickler goes as deep as that limit, the one in C does not from Python 3.12 on.
-            torch.save(make(), folder / "common.pt", pickle_module=SimpleNamespace(Pickler=pickle._Pickler))
+            torch.save(make(), folder / "common.pt", pickle_module=in_python)
         finally:
             sys.setrecursionlimit(limit)
 

@@ -66,8 +66,8 @@ _TOKENIZER_SWITCHES: Final = (
     "trust_remote_code",
     "tokenizer_hf_no_use_fast",
     "tokenizer_hf_no_include_special_tokens",
-    "tokenizer_sentencepiece_ignore_extra_whitespaces",
 )
+_KEEP_SPACES: Final = [f"--{no}-tokenizer-sentencepiece-ignore-extra-whitespaces" for no in ("no", "disable")]
 
 
 class _Parser(argparse.ArgumentParser):
@@ -102,6 +102,8 @@ def _parser() -> _Parser:
     parser.add_argument("--mid-level-dataset-surplus", type=float)
     for name in (*_FLAGS, *_SWITCHES, *_TOKENIZER_SWITCHES):
         parser.add_argument(f"--{name.replace('_', '-')}", action="store_true")
+    name = "tokenizer_sentencepiece_ignore_extra_whitespaces"
+    parser.add_argument(*_KEEP_SPACES, dest=name, action="store_false")
     return parser
 
 

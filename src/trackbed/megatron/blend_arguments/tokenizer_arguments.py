@@ -15,6 +15,8 @@ _TIKTOKEN_SPECIAL: Final = ("<unk>", "<s>", "</s>", "<mask>", "<pad>", "<cls>", 
 """Special tokens of a `TikTokenizer`, which have the ids from 0 on, if the job gives none."""
 _TIKTOKEN_IDS: Final = 2**17
 """Number of ids of a `TikTokenizer`, if the job gives none."""
+_NULL_PAD: Final = -1
+"""Padding of a `NullTokenizer`, if the job gives none."""
 _GPT2_END: Final = "<|endoftext|>"
 
 
@@ -130,8 +132,8 @@ def _options_of_release(given: argparse.Namespace, release: str) -> dict[str, ob
     if not has_chat_template(release) or given.tokenizer_type == "GPT2BPETokenizer":
         return options
     if given.tokenizer_type == "NullTokenizer":
-        ends = {"eod_id": given.null_tokenizer_eod_id, "pad_id": given.null_tokenizer_pad_id}
-        return options | {name: value for name, value in ends.items() if value is not None}
+        end, pad = given.null_tokenizer_eod_id, given.null_tokenizer_pad_id
+        return options | ({} if end is None else {"eod_id": end}) | {"pad_id": _NULL_PAD if pad is None else pad}
     template: dict[str, object] = {"chat_template": given.chat_template}
     if given.tokenizer_type in _SENTENCEPIECE:
         template["ignore_extra_whitespaces"] = given.tokenizer_sentencepiece_ignore_extra_whitespaces
