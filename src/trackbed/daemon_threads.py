@@ -44,11 +44,15 @@ class DaemonThreads:
     def submit(self, call: Callable[[], _Result]) -> "Future[_Result]":
         """Schedules a call after all earlier ones. At the end of the interpreter, which starts no thread, makes it."""
         future: Future[_Result] = Future()
-        if len(self._started) < self._num_threads and not self._start_one() and not self._started:
-            _fulfil(future, call)
-        else:
+        if self.has_thread():
             self._calls.put((future, call))
+        else:
+            _fulfil(future, call)
         return future
+
+    def has_thread(self) -> bool:
+        """Starts a thread if there may be more. Returns False if there is none, as the interpreter is about to end."""
+        return (len(self._started) < self._num_threads and self._start_one()) or bool(self._started)
 
     def _start_one(self) -> bool:
         """Starts a further thread. Returns False if the interpreter allows none any more."""

@@ -28,8 +28,12 @@ class Worker:
     def __init__(self, name: str = "trackbed-store") -> None:
         self._threads = DaemonThreads(name)
 
+    def has_thread(self) -> bool:
+        """Starts the thread. Returns False if it cannot start, as the interpreter is about to end."""
+        return self._threads.has_thread()
+
     def submit(self, call: Callable[[], T]) -> Future[T]:
-        """Schedules `call` after all earlier calls."""
+        """Schedules `call` after all earlier calls. Makes it at once where there is no thread."""
         future = self._threads.submit(call)
         _running.add(future)
         future.add_done_callback(_running.discard)  # now, if it has ended meanwhile

@@ -12,11 +12,12 @@ from typing import Any, Final
 from torch.distributed import FileStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # torch does not say so
 
 from trackbed.comm.blocking_calls import Worker
-from trackbed.comm.store import HostAware, StoreClosed, StoreTampered, StoreUnreachable
+from trackbed.comm.store import HostAware, KeyWatch, StoreClosed, StoreTampered, StoreUnreachable
 
 # TCPStore writes two lines to standard error whenever a wait of its own times out.
 _WAIT_SECONDS: Final = 3600.0
 _SLICE_SECONDS: Final = 0.5
+_POLL_SECONDS: Final = 0.02
 _MOST_CONNECT_SECONDS: Final = 120.0
 """A store that this process was connected to is lost if it takes no further connection for so long."""
 _NOTHING: Final = b"\0nothing is there"
@@ -103,9 +104,11 @@ class TimeoutStore(HostAware):
         """Deletes `key`, if it exists."""
         self._request(lambda: self._store.delete_key(key))
 
-    def watch(self, key: str) -> "FutureKeyWatch":
-        """Creates a watch that fires when `key` exists."""
+    def watch(self, key: str) -> KeyWatch:
+        """Creates a watch that fires when `key` exists. At the end of the program, it costs the store requests."""
         waiter = self._idle.pop() if self._idle else _WaitingConnection(Worker(), [])
+        if not waiter.worker.has_thread():
+            return PolledKeyWatch(self, key)
         connect, idle = self._connect, self._idle
 
         def wait() -> None:
@@ -191,6 +194,26 @@ class FutureKeyWatch:
         except TimeoutError:
             return False
         return self.has_fired()
+
+
+class PolledKeyWatch:
+    """Watch that asks for its key, where no thread can wait: from Python 3.12 on, none starts when a program ends."""
+
+    def __init__(self, store: TimeoutStore, key: str) -> None:
+        self._store, self._key = store, key
+        self._has_fired = False
+
+    def has_fired(self) -> bool:
+        """True if the key was there when this was asked."""
+        self._has_fired = self._has_fired or self._store.has([self._key])
+        return self._has_fired
+
+    def wait(self, seconds: float) -> bool:
+        """Waits until the watch fires, for at most `seconds`. Returns the value of `has_fired` then."""
+        end = time.monotonic() + seconds
+        while not self.has_fired() and time.monotonic() < end:
+            time.sleep(_POLL_SECONDS)
+        return self._has_fired
 
 
 def connect_to(host: str, port: int, *, timeout_seconds: float) -> TCPStore:
