@@ -10,7 +10,7 @@ import pytest
 from tests.support.hostile.hostile import Case, check, run_cases
 from trackbed.tokens import IndexedDatasetBuilder
 
-FAST, FULL = 30, 200
+FAST, FULL = 18, 212
 
 WHOLE = """\
 version = 1

@@ -87,7 +87,7 @@ def files_in(folder):
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
-@pytest.mark.parametrize("absent", [(), (0,), (1,)])
+@pytest.mark.parametrize("absent", [(), (0,), pytest.param((1,), marks=pytest.mark.slow)])
 def test_ranks_that_want_datasets_build_what_is_missing(tmp_path, absent):
     prefixes = write_pairs(tmp_path)
     alone = build(gpt_config(tmp_path / "alone", blend=(prefixes, [3, 2, 1]), split="8,1,1"))

@@ -5,6 +5,7 @@ import pytest
 
 from tests.support.files.blends import build, gpt_config, write_pairs
 from tests.support.files.small_entries import problems
+from tests.support.tiers import slow_but
 from trackbed.errors import CacheError
 from trackbed.loading import BatchStream, MegatronPretrainingSampler, provenance
 
@@ -122,8 +123,13 @@ def check_flips(folder, order, count, seed, *, keep_partial=False):
     return refused, legal
 
 
-@pytest.mark.parametrize("keep_partial", [False, True])
-@pytest.mark.parametrize("order", ["megatron", "balanced"])
+@pytest.mark.parametrize(
+    ("order", "keep_partial"),
+    slow_but(
+        [("megatron", True), ("balanced", False)],
+        [("megatron", False), ("megatron", True), ("balanced", False), ("balanced", True)],
+    ),
+)
 def test_a_flipped_number_is_an_error_that_names_the_file_or_legal_and_found_by_verify(tmp_path, order, keep_partial):
     refused, _ = check_flips(tmp_path, order, 25, 1, keep_partial=keep_partial)
     assert refused > 0

@@ -16,6 +16,7 @@ from tests.support.files.generated import files_in
 from tests.support.files.tidy import remove_folder
 from tests.support.processes.launching import QUIET, environments, free_port
 from tests.support.processes.slurm import running_slurm
+from tests.support.tiers import slow_but
 
 RANK = Path(__file__).with_name("fault_rank.py")
 LIMIT_SECONDS = 60
@@ -219,7 +220,7 @@ def check_clean(host, wanted, monkeypatch, **changes):
     assert host.partials() == []
 
 
-@pytest.mark.parametrize(("who", "moment"), [(0, "after"), (1, "before"), (2, "during")])
+@pytest.mark.parametrize(("who", "moment"), slow_but([(2, "during")], [(0, "after"), (1, "before"), (2, "during")]))
 def test_an_exception_reaches_every_rank_with_its_words(host, wanted, monkeypatch, who, moment):
     ranks = run(host, who=who, mode="raise", moment=moment)
     check_told(ranks, who, "ValueError: it broke")
@@ -234,7 +235,7 @@ def test_a_pair_that_is_missing_on_one_rank_is_named_on_every_rank(host, wanted,
     check_clean(host, wanted, monkeypatch)
 
 
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("threads", slow_but([2], [1, 2]))
 def test_damage_that_is_found_while_building_is_told_to_every_rank(host, wanted, monkeypatch, threads):
     host.damage_lengths(0)  # it builds the datasets, which are one chunk, and the others a blend each
     ranks = run(host, who=0, threads=threads)
@@ -261,14 +262,14 @@ def test_a_cache_that_cannot_be_written_by_one_rank_is_told_to_every_rank(host, 
     check_clean(host, wanted, monkeypatch)
 
 
-@pytest.mark.parametrize(("who", "moment"), [(0, "during"), (1, "before"), (2, "after")])
+@pytest.mark.parametrize(("who", "moment"), slow_but([(0, "during")], [(0, "during"), (1, "before"), (2, "after")]))
 def test_a_rank_that_is_killed_is_named(host, wanted, monkeypatch, who, moment):
     ranks = run(host, who=who, mode="kill", moment=moment)
     check_named(ranks, who, is_gone=True)
     check_clean(host, wanted, monkeypatch)
 
 
-@pytest.mark.parametrize(("who", "moment"), [(0, "before"), (1, "during"), (2, "after")])
+@pytest.mark.parametrize(("who", "moment"), slow_but([(1, "during")], [(0, "before"), (1, "during"), (2, "after")]))
 def test_a_rank_that_hangs_is_named(host, wanted, monkeypatch, who, moment):
     ranks = run(host, who=who, mode="hang", moment=moment, hangs=True)
     check_named(ranks, who, is_gone=False)
@@ -295,7 +296,7 @@ LONG = {
 }
 
 
-@pytest.mark.parametrize("who", [0, 1, 2])
+@pytest.mark.parametrize("who", slow_but([1], [0, 1, 2]))
 def test_an_exception_is_heard_in_the_middle_of_long_kernels(host, who):
     ranks = run(host, who=who, mode="raise", moment="some time", seconds=0.4, **LONG)
     check_told(ranks, who, "ValueError: it broke")

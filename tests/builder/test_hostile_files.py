@@ -38,7 +38,7 @@ def check(kind, folder, seeds, record):
 
 
 @pytest.mark.parametrize(
-    "seeds", [pytest.param(range(15), id="some"), pytest.param(range(15, 1515), id="many", marks=pytest.mark.slow)]
+    "seeds", [pytest.param(range(6), id="some"), pytest.param(range(6, 1515), id="many", marks=pytest.mark.slow)]
 )
 def test_a_damaged_pair_gives_right_samples_or_one_sentence(tmp_path, record_property, seeds):
     counts = check("pairs", tmp_path, seeds, record_property)
@@ -46,7 +46,7 @@ def test_a_damaged_pair_gives_right_samples_or_one_sentence(tmp_path, record_pro
 
 
 @pytest.mark.parametrize(
-    "seeds", [pytest.param(range(15), id="some"), pytest.param(range(15, 1015), id="many", marks=pytest.mark.slow)]
+    "seeds", [pytest.param(range(6), id="some"), pytest.param(range(6, 1015), id="many", marks=pytest.mark.slow)]
 )
 def test_a_damaged_cache_gives_right_samples_or_one_sentence(tmp_path, record_property, seeds):
     counts = check("caches", tmp_path, seeds, record_property)

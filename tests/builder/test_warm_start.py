@@ -9,6 +9,7 @@ import pytest
 
 from tests.support import ROOT
 from tests.support.files.blends import build, gpt_config, write_pair
+from tests.support.tiers import slow_but
 
 pytestmark = pytest.mark.dist
 
@@ -88,7 +89,7 @@ def calls_of_start(folder, count, size):
 
 
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace counts the calls")
-@pytest.mark.parametrize("size", [1, 4])
+@pytest.mark.parametrize("size", slow_but([4], [1, 4]))
 def test_a_warm_start_makes_a_bounded_number_of_system_calls(tmp_path, size):
     few, many = 100, 400
     link_pairs(tmp_path, many)

@@ -6,6 +6,7 @@ import pytest
 
 from tests.support.files.small_entries import STEM, arrays, entry, files_in, open_, problems, seeds_in
 from tests.support.models.stepping import WAYS, finish, kill_at, start, steps
+from tests.support.tiers import slow_but
 
 ENTRIES = {f"{seed:032x}-GPTDataset-train": seed for seed in (1, 2, 3)}
 
@@ -17,7 +18,7 @@ def check_problems(folder):
         assert "must have a living writer" in problem or "as its manifest says, found nothing" in problem
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", slow_but(["named"], WAYS))
 def test_a_batch_that_is_cut_off_anywhere_is_finished_by_the_next_builder(tmp_path, way):
     for stem, seed in ENTRIES.items():
         open_(tmp_path / "undisturbed", seed=seed, stem=stem)
@@ -44,7 +45,9 @@ def test_a_killed_builder_leaves_nothing_that_is_served_for_something_else(tmp_p
         assert problems(folder) == []
 
 
-@pytest.mark.parametrize("file", [f".trackbed/{STEM}.json", f"{STEM}-sample_index.npy"])
+@pytest.mark.parametrize(
+    "file", [pytest.param(f".trackbed/{STEM}.json", marks=pytest.mark.slow), f"{STEM}-sample_index.npy"]
+)
 def test_a_builder_that_is_killed_while_it_replaces_a_damaged_entry_leaves_it_damaged_or_whole(tmp_path, file):
     def make_damaged(folder):
         """Of another seed, with files of the right size: what of it looks whole would be served."""

@@ -11,13 +11,12 @@ import pytest
 from tests.support import ROOT
 from tests.support.files.small_entries import STEM, entry, files_in, open_, problems, seeds_in
 from tests.support.models.stepping import CALLS, WAYS, finish, pause_at, start, steps
+from tests.support.tiers import slow_but
 from trackbed.cache import take_inventory
-
-SLOW = pytest.mark.slow
 
 
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace stops at a call")
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", slow_but(["unnamed"], WAYS))
 def test_a_rival_that_builds_before_any_step_of_ours_gets_its_own_and_leaves_ours_alone(tmp_path, way):
     for call, number in steps(tmp_path / "counted", way, {STEM: 1}):
         folder = tmp_path / f"{call}{number}"
@@ -35,16 +34,19 @@ APPEAR = {"unnamed": "linkat", "named": "rename"}
 
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace stops at a call")
 @pytest.mark.parametrize(
-    ("way", "first"),
+    ("way", "first", "calls"),
     [
-        (way, first) if (way, first) == (WAYS[0], 3) else pytest.param(way, first, marks=SLOW)
-        for way in WAYS
-        for first in (1, 3, 4)
+        pytest.param(WAYS[0], 3, ("linkat", "rename"), id="some"),
+        *(
+            pytest.param(way, first, CALLS, id=f"{way}-{first}", marks=pytest.mark.slow)
+            for way in WAYS
+            for first in (1, 3, 4)
+        ),
     ],
 )
-def test_a_half_written_entry_that_is_built_again_does_not_give_its_name_away(tmp_path, way, first):
+def test_a_half_written_entry_that_is_built_again_does_not_give_its_name_away(tmp_path, way, first, calls):
     """One builder waits in the middle; a second one of the same entry meets that, and waits in turn for a third."""
-    for call in CALLS:
+    for call in calls:
         for number in range(1, 7):
             folder = tmp_path / f"{call}{number}"
             rival = partial(open_, folder, seed=2)

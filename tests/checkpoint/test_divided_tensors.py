@@ -25,7 +25,7 @@ def cases(draw, num_ranks):
 
 @pytest.mark.parametrize(
     ("num_ranks", "count"),
-    [(4, 20), pytest.param(2, 250, marks=pytest.mark.slow), pytest.param(4, 250, marks=pytest.mark.slow)],
+    [(4, 10), pytest.param(2, 250, marks=pytest.mark.slow), pytest.param(4, 250, marks=pytest.mark.slow)],
 )
 def test_ranks_load_dtensors_of_any_layout_that_ranks_of_another_have_saved(num_ranks, count, tmp_path):
     collected = []

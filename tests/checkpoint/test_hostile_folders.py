@@ -1,6 +1,7 @@
 """Hostile and damaged folders, and addresses: right values or one clear error, and nothing of theirs is called."""
 
 import io
+import itertools
 import os
 import pickle
 import shutil
@@ -21,7 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.stores.servers import FolderPlace
-from tests.support.tiers import with_files
+from tests.support.tiers import slow_but, with_files
 from trackbed.checkpoint import ShardedObject, ShardedTensor, find_damage, load, save
 from trackbed.checkpoint.format.allowed_classes import naming_unknown
 from trackbed.cli.main import trackbed as command
@@ -97,8 +98,19 @@ def check_commands(folder, problems):
         assert words[0] != "verify" or (result.exit_code == 1) == bool(problems)
 
 
-@pytest.mark.parametrize("number", range(5))
-@pytest.mark.parametrize("name", [".metadata", "common.pt", "object"])
+@pytest.mark.parametrize(
+    ("name", "number"),
+    slow_but(
+        [
+            *((".metadata", number) for number in range(5)),
+            ("common.pt", 0),
+            ("common.pt", 3),
+            ("object", 1),
+            ("object", 4),
+        ],
+        itertools.product([".metadata", "common.pt", "object"], range(5)),
+    ),
+)
 def test_no_function_of_a_pickle_is_called(place, name, number, of_torch, checkpoint, tmp_path):
     mark = tmp_path / "mark"
     last, evil = list(evils(mark))[number]
@@ -266,6 +278,7 @@ def test_any_damage_gives_right_values_or_one_error(place, checkpoint, of_torch,
     shutil.rmtree(folder)
 
 
+@pytest.mark.parametrize("place", slow_but(["folder"], ["folder", "moto", "ceph"]), indirect=True)
 @with_files
 @given(st.binary(max_size=300), st.sampled_from([".metadata", "common.pt", "metadata.json", "trackbed.extents"]))
 def test_any_bytes_are_a_description_or_an_error(place, checkpoint, of_torch, tmp_path_factory, content, name):

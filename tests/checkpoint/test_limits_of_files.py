@@ -7,7 +7,7 @@ import pytest
 from tests.support.processes.launching import run_script
 
 
-@pytest.mark.parametrize("kind", ["file", "tcp"])
+@pytest.mark.parametrize("kind", ["file", pytest.param("tcp", marks=pytest.mark.slow)])
 def test_a_limit_of_the_size_of_files_is_named_on_every_rank(kind, tmp_path):
     script = Path(__file__).parent / "limited_rank.py"
     results = run_script(script, 2, tmp_path, kind, limit_seconds=60)

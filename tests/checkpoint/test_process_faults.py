@@ -54,15 +54,16 @@ def check(case, result):
     assert (result["after"], result["left"]) == (4.0, [])
 
 
-def test_what_one_rank_raises_is_raised_by_all(tmp_path):
+@pytest.mark.parametrize(("count", "on_gpus"), [(6, 2), pytest.param(12, 4, marks=pytest.mark.slow)])
+def test_what_one_rank_raises_is_raised_by_all(count, on_gpus, tmp_path):
     cases = all_cases(["raise"])
-    cases = random.Random(1).sample(cases, 12)
-    cases += [case | {"claims_gpu": True} for case in cases[:4]]
+    cases = random.Random(1).sample(cases, count)
+    cases += [case | {"claims_gpu": True} for case in cases[:on_gpus]]
     for case, result in zip(cases, run(cases, tmp_path, 200), strict=True):
         check(case, result)
 
 
-@pytest.mark.parametrize("count", [6, pytest.param(None, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [4, pytest.param(None, marks=pytest.mark.slow)])
 def test_a_rank_that_dies_or_stops_is_named_by_the_others(count, tmp_path):
     cases = all_cases(["kill", "stop"])
     cases = cases if count is None else random.Random(2).sample(cases, count)
@@ -80,8 +81,8 @@ def test_what_any_rank_raises_anywhere_is_raised_by_all(tmp_path):
 @pytest.mark.parametrize(
     ("action", "count"),
     [
-        ("save", 6),
-        ("checkpointer", 4),
+        ("save", 3),
+        ("checkpointer", 2),
         pytest.param("checkpointer", 100, marks=pytest.mark.slow),
         pytest.param("save", 100, marks=pytest.mark.slow),
         pytest.param("dcp save", 60, marks=pytest.mark.slow),
@@ -119,7 +120,7 @@ def check_kills(action, count, tmp_path, place=None):
 
 def test_at_addresses_what_one_rank_raises_is_raised_by_all(any_bucket, tmp_path):
     cases = all_cases(["raise"])
-    cases = cases if FULL else random.Random(3).sample(cases, 6)
+    cases = cases if FULL else random.Random(3).sample(cases, 3)
     for case, result in zip(cases, run(cases, tmp_path, 600, any_bucket.text("runs")), strict=True):
         check(case, result)
 
@@ -134,8 +135,8 @@ def test_at_addresses_a_rank_that_dies_or_stops_is_named_by_the_others(any_bucke
 @pytest.mark.parametrize(
     ("action", "count"),
     [
-        ("save", 4),
-        ("checkpointer", 4),
+        ("save", 2),
+        ("checkpointer", 2),
         pytest.param("checkpointer", 60, marks=pytest.mark.slow),
         pytest.param("save", 60, marks=pytest.mark.slow),
         pytest.param("dcp save", 60, marks=pytest.mark.slow),

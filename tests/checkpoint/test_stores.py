@@ -374,7 +374,7 @@ def test_the_command_line_takes_addresses(bucket, tmp_path):
     assert "__0_0.distcp: must have" in call("verify", address, status=1)
 
 
-@pytest.mark.parametrize("count", [15, pytest.param(500, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [5, pytest.param(500, marks=pytest.mark.slow)])
 def test_whatever_happens_the_checkpoint_is_the_one_before_or_a_new_one(count, moto_endpoint, request):
     endpoint = moto_endpoint if count < 100 else request.getfixturevalue("ceph_endpoint")
     script = Path(__file__).parent / "stored_faults.py"

@@ -240,7 +240,7 @@ def unfinished_in(address):
     return [one for marker in markers if marker is not None for one in marker.unfinished]
 
 
-@pytest.mark.parametrize("count", [8, pytest.param(50, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [4, pytest.param(50, marks=pytest.mark.slow)])
 def test_jobs_that_are_killed_leave_what_the_model_allows(count, place, tmp_path):
     count = count if isinstance(place, FolderPlace) else count // 2
     script = Path(__file__).parent / "killed_jobs.py"

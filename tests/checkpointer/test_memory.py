@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.checkpointer.test_checkpointer import Gate, state_of, value_of
+from tests.support.tiers import slow_but
 from trackbed import (
     Checkpointer,
     DataParallelOptimizer,
@@ -215,8 +216,10 @@ def test_steps_of_the_sharded_optimizer_wait_too(dtype, later, tmp_path):
     assert all(later.nums_copied)
 
 
-@pytest.mark.parametrize("writer", ["thread", "process"])
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize(
+    ("size", "writer"),
+    slow_but([(2, "thread"), (1, "process")], [(1, "thread"), (1, "process"), (2, "thread"), (2, "process")]),
+)
 def test_what_does_not_fit_is_written_before_a_save_returns(size, writer, tmp_path, caplog):
     caplog.set_level(logging.WARNING)
 

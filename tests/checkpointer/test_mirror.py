@@ -364,7 +364,7 @@ def test_a_close_tries_a_mirror_that_is_down_twice_at_most(tmp_path, bucket, mon
     assert len(attempts) <= before + 2
 
 
-@pytest.mark.parametrize("count", [6, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [3, pytest.param(100, marks=pytest.mark.slow)])
 def test_after_any_history_the_mirror_has_the_newest_and_nothing_of_branches_that_were_left(
     count, tmp_path, bucket, proxy, monkeypatch
 ):

@@ -15,6 +15,7 @@ import torch
 
 from tests.checkpointer.test_checkpointer import Gate, state_of, value_of
 from tests.support import ROOT
+from tests.support.tiers import slow_but
 from trackbed import Checkpointer, ShardedTensor
 from trackbed.checkpointer.folders import LOCK_NAME
 from trackbed.comm import SOLO, run_ranks
@@ -79,7 +80,7 @@ FORKS = """
 """
 
 
-@pytest.mark.parametrize("writer", ["thread", "process"])
+@pytest.mark.parametrize("writer", slow_but(["thread"], ["thread", "process"]))
 def test_forked_processes_wait_for_no_thread_and_save_nothing(writer, tmp_path):
     command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(FORKS), str(tmp_path), writer]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
@@ -164,7 +165,7 @@ def test_a_function_that_fails_for_an_older_step_fails_no_save(tmp_path, caplog)
     assert "earlier checkpoints must be removed, but keep raises" in caplog.text
 
 
-@pytest.mark.parametrize("what", ["copy", "remove"])
+@pytest.mark.parametrize("what", slow_but(["copy"], ["copy", "remove"]))
 def test_a_lock_that_the_process_has_lost_is_taken_again(what, tmp_path):
     folder = tmp_path / "run"
     program = f"from trackbed import Checkpointer; Checkpointer({str(folder)!r}).close()"

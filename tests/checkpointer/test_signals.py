@@ -13,6 +13,7 @@ import pytest
 
 from tests.support import ROOT
 from tests.support.processes.launching import environments
+from tests.support.tiers import slow_but
 from trackbed import Checkpointer
 from trackbed.checkpointer.signals import SignalAgreement
 from trackbed.comm import SOLO, run_ranks
@@ -27,6 +28,7 @@ SIZE = 3
     ("count", "period"),
     [(3, 1), pytest.param(100, 1, marks=pytest.mark.slow), pytest.param(100, 20, marks=pytest.mark.slow)],
 )
+@pytest.mark.parametrize("place", slow_but(["folder"], ["folder", "moto", "ceph"]), indirect=True)
 def test_a_signal_at_any_moment_is_acted_on_by_all_ranks_at_one_step(count, period, place, tmp_path):
     draw = random.Random(count)
     ranks = [

@@ -13,8 +13,8 @@ RANK = Path(__file__).parent / "overwritten_rank.py"
 @pytest.mark.parametrize(
     ("words", "count"),
     [
-        ((), 10),
-        (("some", "deferred"), 10),
+        ((), 4),
+        (("some", "deferred"), 4),
         *(
             pytest.param(words, 200, marks=pytest.mark.slow)
             for words in ((), ("deferred",), ("some",), ("some", "deferred"))
@@ -26,6 +26,6 @@ def test_states_overwritten_in_place_are_saved_as_they_were(words, count, tmp_pa
 
 
 @pytest.mark.dist
-@pytest.mark.parametrize("words", [(), ("deferred",)])
+@pytest.mark.parametrize("words", [(), pytest.param(("deferred",), marks=pytest.mark.slow)])
 def test_the_check_sees_a_snapshot_that_shares_memory(words, tmp_path):
     assert run_script(RANK, 2, tmp_path, 3, "shares", *words, limit_seconds=60) == [[[1, 2, 3]], [[1, 2, 3]]]

@@ -41,8 +41,13 @@ def names_in(bucket, folder):
 
 @pytest.mark.parametrize(
     ("size", "options"),
-    [(1, {}), (3, {}), (2, {"writer": "process"}), (1, {"max_bytes": 1}), (1, {"snapshot": "deferred"})],
-    ids=["one", "three", "process", "little memory", "deferred"],
+    [
+        pytest.param(1, {}, id="one", marks=pytest.mark.slow),
+        pytest.param(3, {}, id="three"),
+        pytest.param(2, {"writer": "process"}, id="process"),
+        pytest.param(1, {"max_bytes": 1}, id="little memory"),
+        pytest.param(1, {"snapshot": "deferred"}, id="deferred", marks=pytest.mark.slow),
+    ],
 )
 def test_steps_are_saved_kept_and_found(size, options, bucket):
     address = bucket.text("run")

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from tests.checkpointer.test_checkpointer import state_of, value_of
+from tests.support.tiers import slow_but
 from trackbed import Checkpointer
 from trackbed.comm import SOLO, run_ranks
 from trackbed.errors import CheckpointError
@@ -170,7 +171,7 @@ def test_memory_that_is_replaced_by_other_memory_of_the_same_size_is_mapped_agai
     assert value_of(checkpointer.path(2)) == 2
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+@pytest.mark.parametrize("number", slow_but([signal.SIGINT], [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1]))
 def test_signals_to_all_processes_of_a_job_do_not_end_the_writer(number, checkpointer):
     pid = checkpointer._writer.process.pid
     for step in (2, 3):

@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.files.blends import write_pair, write_pairs
 from tests.support.files.tidy import remove_folder
+from tests.support.tiers import slow_but
 
 BLEND = """\
 version = 1
@@ -91,7 +92,7 @@ def test_a_plan_builds_nothing(run, blend):
     assert "nothing to build" in run("build", "blend.toml", "--plan").stdout
 
 
-@pytest.mark.parametrize("order", ["megatron", "balanced"])
+@pytest.mark.parametrize("order", slow_but(["balanced"], ["megatron", "balanced"]))
 def test_a_plan_leaves_no_trace_in_a_cache(run, blend, order):
     (blend / "blend.toml").write_text(BLEND.replace("split", f'order = "{order}"\nsplit'))
     assert run("build", "blend.toml").exit_code == 0

@@ -12,13 +12,14 @@ import pytest
 
 from tests.comm.ended_rank import WAYS
 from tests.support.processes.launching import run_script
+from tests.support.tiers import slow_but
 from trackbed.comm import processes
 from trackbed.comm.outcomes import describe_ended
 from trackbed.comm.processes import Peers
 from trackbed.comm.store import MemoryStore, StoreTampered
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", slow_but(["another group", "gathered", "backward", "torch backward"], WAYS))
 def test_a_rank_that_is_gone_is_named_in_every_kind_of_wait(way, tmp_path):
     found = run_script(
         Path(__file__).with_name("ended_rank.py"), 3, way, "killed", tmp_path / "checkpoint", gone=2, limit_seconds=50

@@ -52,6 +52,7 @@ class OnChildren:
         return super().run(size, work, **options)
 
 
+@pytest.mark.slow
 class TestSealedGrandchild(OnChildren, TestSealed):
     depth = 2
 
@@ -74,6 +75,7 @@ class TorchStores(SharedGroupContract):
         return run_ranks(size, function, timeout_seconds=timeout_seconds, connect=connect, secret=self.secret)
 
 
+@pytest.mark.slow
 class TestHashStore(TorchStores):
     @pytest.fixture(autouse=True)
     def _store(self):
@@ -83,6 +85,7 @@ class TestHashStore(TorchStores):
         return self.store
 
 
+@pytest.mark.slow
 class TestFileStore(TorchStores):
     @pytest.fixture(autouse=True)
     def _path(self, tmp_path):

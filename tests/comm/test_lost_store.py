@@ -11,6 +11,7 @@ import pytest
 from torch.distributed import PrefixStore
 
 from tests.support.contracts.group import result_of
+from tests.support.tiers import slow_but
 from trackbed.comm import run_ranks, torch_store
 from trackbed.comm.store import StoreUnreachable
 from trackbed.comm.torch_store import TimeoutStore, connect_to, share_store
@@ -66,10 +67,18 @@ def leave_after(action, group, child, take):
 
 @pytest.mark.parametrize(
     ("action", "how"),
-    [
-        *((action, signal.SIGSTOP) for action in ("barrier", "poll", "raise", "interrupt", "counter", "child")),
-        *((action, signal.SIGKILL) for action in ("barrier", "raise", "child")),
-    ],
+    slow_but(
+        [
+            ("barrier", signal.SIGSTOP),
+            ("interrupt", signal.SIGSTOP),
+            ("counter", signal.SIGSTOP),
+            ("child", signal.SIGKILL),
+        ],
+        [
+            *((action, signal.SIGSTOP) for action in ("barrier", "poll", "raise", "interrupt", "counter", "child")),
+            *((action, signal.SIGKILL) for action in ("barrier", "raise", "child")),
+        ],
+    ),
 )
 def test_nested_steps_wait_for_one_answer(server, action, how):
     process, port = server
@@ -147,3 +156,21 @@ def test_a_host_that_has_ended_is_not_waited_for(server):
     with pytest.raises(StoreUnreachable, match="its process has ended"):
         store.set("key", b"other")
     assert time.monotonic() - began < 5
+
+
+def test_a_watch_that_no_thread_can_wait_for_asks_for_its_key(server, monkeypatch):
+    _, port = server
+    base = connect_to("127.0.0.1", port, timeout_seconds=20)
+    store = TimeoutStore(PrefixStore("", base), lambda: base, request_timeout_seconds=10)
+    store.set("other", b"")
+
+    def start(thread):
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    watch = store.watch("key")
+    assert not watch.wait(0.1)
+    store.set("key", b"")
+    assert watch.wait(10)
+    store.delete("key")
+    assert watch.has_fired()

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.processes.launching import QUIET, environments, free_port, run_script
+from tests.support.tiers import slow_but
 
 RANK = Path(__file__).with_name("rank.py")
 LIMIT_SECONDS = 60
@@ -79,7 +80,7 @@ def test_the_host_of_the_store_stays_until_all_have_tidied_up():
     assert [rank.wait(timeout=LIMIT_SECONDS) for rank in ranks] == [0, 0]
 
 
-@pytest.mark.parametrize("who", [0, 1, 2])
+@pytest.mark.parametrize("who", slow_but([0], [0, 1, 2]))
 def test_an_exception_is_raised_on_every_rank_within_two_seconds(who):
     ranks = run("environment", "raise", who)
     text = f"building the indices: rank {who}: CacheError: /x/y: must be whole, but is not"
@@ -88,7 +89,13 @@ def test_an_exception_is_raised_on_every_rank_within_two_seconds(who):
     assert max(delays(ranks, who)) < 2
 
 
-@pytest.mark.parametrize(("mode", "who"), [("interrupt", 0), ("interrupt", 2), ("interrupt while waiting", 1)])
+@pytest.mark.parametrize(
+    ("mode", "who"),
+    slow_but(
+        [("interrupt", 2), ("interrupt while waiting", 1)],
+        [("interrupt", 0), ("interrupt", 2), ("interrupt while waiting", 1)],
+    ),
+)
 def test_ctrl_c_on_one_rank_is_reported_to_the_others(mode, who):
     ranks = run("environment", mode, who)
     assert ranks[who]["raised"] == "KeyboardInterrupt"
@@ -96,7 +103,9 @@ def test_ctrl_c_on_one_rank_is_reported_to_the_others(mode, who):
     assert max(delays(ranks, who)) < 2
 
 
-@pytest.mark.parametrize(("mode", "who"), [("kill", 1), ("kill", 2), ("stop", 2), ("hang", 1)])
+@pytest.mark.parametrize(
+    ("mode", "who"), slow_but([("kill", 1), ("hang", 1)], [("kill", 1), ("kill", 2), ("stop", 2), ("hang", 1)])
+)
 def test_a_rank_that_dies_or_hangs_is_named_in_time(mode, who):
     ranks = run("environment", mode, who)
     silent = f"rank {who} sent no heartbeat for 4 s, while ranks {'0 and 2' if who == 1 else '0 and 1'} waited"
@@ -105,7 +114,7 @@ def test_a_rank_that_dies_or_hangs_is_named_in_time(mode, who):
     assert max(delays(ranks, who)) < (2 if mode == "kill" else 1.2 * TIMEOUT_SECONDS) + 2
 
 
-@pytest.mark.parametrize("mode", ["kill", "disconnect and die", "stop"])
+@pytest.mark.parametrize("mode", slow_but(["disconnect and die", "stop"], ["kill", "disconnect and die", "stop"]))
 def test_the_host_of_the_store_is_named_when_it_dies_or_stops(mode):
     ranks = run("environment", mode, 0)
     for rank in others(ranks, 0):
@@ -123,7 +132,13 @@ def test_a_host_that_hangs_but_serves_the_store_is_named_as_a_rank():
     assert [rank["raised"] for rank in others(ranks, 0)] == [text] * 2
 
 
-@pytest.mark.parametrize(("how", "mode"), [("environment", "kill"), ("environment", "stop"), ("torch", "kill")])
+@pytest.mark.parametrize(
+    ("how", "mode"),
+    slow_but(
+        [("environment", "stop"), ("torch", "kill")],
+        [("environment", "kill"), ("environment", "stop"), ("torch", "kill")],
+    ),
+)
 def test_a_rank_that_dies_is_named_in_a_group_and_in_its_child_at_the_same_time(how, mode):
     ranks = run(f"{how} and child", mode, 1)
     silent = "rank 1 sent no heartbeat for 4 s, while ranks 0 and 2 waited"
@@ -142,14 +157,14 @@ def test_the_host_of_the_store_is_named_in_a_group_and_in_its_child_when_it_dies
         assert max(rank["at"], rank["child"]["at"]) - ranks[0]["failed"] < TIMEOUT_SECONDS + 2
 
 
-@pytest.mark.parametrize("how", ["environment", "torch", "subgroup"])
+@pytest.mark.parametrize("how", slow_but(["subgroup"], ["environment", "torch", "subgroup"]))
 def test_a_group_and_its_child_end_without_a_failure(how):
     ranks = run(f"{how} and child", "nothing", -1, size=4)
     assert [(rank["raised"], rank["child"]["raised"]) for rank in ranks] == [(None, None)] * 4
     assert all(rank["child"]["pids"] == rank["pids"] for rank in ranks)
 
 
-@pytest.mark.parametrize("mode", ["raise", "kill"])
+@pytest.mark.parametrize("mode", slow_but(["raise"], ["raise", "kill"]))
 def test_a_process_group_of_torch_uses_its_store(mode):
     ranks = run("torch", mode, 1)
     words = "rank 1: CacheError" if mode == "raise" else "rank 1 has ended (process "
@@ -165,7 +180,7 @@ def test_subgroups_are_independent():
         assert {ranks[rank]["raised"].split(": ")[1] for rank in pair} == {"rank 1"}
 
 
-@pytest.mark.parametrize("how", ["environment", "torch"])
+@pytest.mark.parametrize("how", slow_but(["environment"], ["environment", "torch"]))
 def test_under_torchrun(how, tmp_path):
     torchrun = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--nproc-per-node=3"]
     places = [

@@ -42,7 +42,7 @@ def run(script):
     return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
 
 
-@pytest.mark.parametrize("seconds", [0.5, 0.7, 0.9])
+@pytest.mark.parametrize("seconds", [0.5, *(pytest.param(seconds, marks=pytest.mark.slow) for seconds in (0.7, 0.9))])
 def test_a_call_that_returns_while_the_interpreter_ends_does_not_abort_it(seconds):
     process = run(RETURNS_SOON.replace("SECONDS", str(seconds)))
     assert process.returncode == 0, process.stderr[-2000:]

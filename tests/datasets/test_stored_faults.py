@@ -13,7 +13,7 @@ from trackbed.errors import StoreError
 FAULTS = [500, 503, "reset", "reset body", "stall", "stall body", "cut", "overlong", "range", 403, 404, "tag", None]
 
 
-@pytest.mark.parametrize("count", [40, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [20, pytest.param(1000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("order", ["megatron", "instant"])
 def test_no_fault_gives_another_sample(monkeypatch, tmp_path, bucket, proxy, order, count):
     rng = random.Random(count)

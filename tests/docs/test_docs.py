@@ -177,6 +177,7 @@ def test_the_tutorials_first_program_runs_and_resumes_on_another_number_of_ranks
         assert json.loads((first_hour / "position.json").read_text())["consumed_samples"] == consumed
 
 
+@pytest.mark.slow  # another test trains by it on one rank and on two
 def test_the_tutorials_training_goes_on_on_another_number_of_ranks(first_hour):
     assert len([line for line in (first_hour / "train.py").read_text().splitlines() if line]) <= 40
     (first_hour / "shorter.py").write_text((first_hour / "train.py").read_text().replace("step % 100", "step % 60"))
@@ -298,6 +299,7 @@ def test_the_program_for_fsdp2_is_killed_and_goes_on_on_another_number_of_ranks(
     assert trackbed.load(first_hour / "checkpoints-fsdp2" / "step-0000030")["step"] == 30
 
 
+@pytest.mark.slow  # the next test runs the first two
 @pytest.mark.dist
 def test_the_programs_before_and_after_the_move_from_pytorch_run(first_hour, tmp_path):
     before, after, checkpoints, old = snippets(

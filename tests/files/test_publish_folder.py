@@ -16,6 +16,7 @@ import pytest
 from tests.support import ROOT
 from tests.support.files.saved_folders import FILES, fill, is_ours, save
 from tests.support.models.stepping import fail_program_at, finish, kill_program_at, log_of, start_program, steps_of
+from tests.support.tiers import slow_but
 from trackbed.errors import ArgumentError
 from trackbed.files import commit_folder, make_partial_folder, remove_partial
 
@@ -200,7 +201,7 @@ def steps_from(tmp_path, kind):
 
 
 @MUST_TRACE
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", slow_but(["old"], KINDS))
 def test_a_writer_that_is_killed_at_any_call_leaves_the_old_folder_or_the_new_one(tmp_path, kind):
     steps = steps_from(tmp_path, kind)
     assert ("renameat2" if kind == "old" else "rename", 1) in steps
@@ -224,7 +225,7 @@ def test_a_writer_that_is_killed_at_any_call_leaves_the_old_folder_or_the_new_on
 
 
 @MUST_TRACE
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", slow_but(["absent"], KINDS))
 def test_a_call_that_fails_is_an_error_and_leaves_the_target_whole(tmp_path, kind):
     steps = steps_from(tmp_path, kind)
     takes_name = "renameat2" if kind == "old" else "rename"

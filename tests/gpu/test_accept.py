@@ -11,11 +11,18 @@ import torch
 ACCEPT = Path(__file__).with_name("accept.py")
 
 
+# The section "one-rank" runs the other tests of this folder.
 @pytest.mark.dist
-def test_everything_that_a_gpu_is_asked_runs_on_the_cpu(tmp_path):
-    found = subprocess.run(
-        [sys.executable, str(ACCEPT), "--dry", "--out", str(tmp_path)], capture_output=True, text=True, check=False
-    )
+@pytest.mark.parametrize(
+    "only",
+    [
+        pytest.param(["--only", "two-ranks-gloo,steps,overlap,loader,checkpoints"], id="some"),
+        pytest.param([], id="all", marks=pytest.mark.slow),
+    ],
+)
+def test_everything_that_a_gpu_is_asked_runs_on_the_cpu(only, tmp_path):
+    command = [sys.executable, str(ACCEPT), "--dry", *only, "--out", str(tmp_path)]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stdout[-5000:] + found.stderr[-1000:]
     assert ", 0 failed, " in found.stdout.splitlines()[-1]
     sections = json.loads((tmp_path / "gpu.json").read_text())["sections"]

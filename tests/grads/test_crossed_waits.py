@@ -75,7 +75,7 @@ def test_threads_at_different_operations_are_told_of_both(size, tmp_path):
 @pytest.mark.parametrize(
     ("size", "pairs", "collectives"),
     [
-        (2, [("save", "step"), ("sharded_state", "leave")], "auto"),
+        pytest.param(2, [("save", "step"), ("sharded_state", "leave")], "auto", marks=pytest.mark.slow),
         (2, [("save", "step"), ("sharded_state", "leave")], "torch"),
         pytest.param(2, list(combinations(OPERATIONS, 2)), "auto", marks=pytest.mark.slow, id="2-all"),
         pytest.param(3, list(permutations(OPERATIONS, 2)), "auto", marks=pytest.mark.slow, id="3-all"),

@@ -74,7 +74,7 @@ def test_all_of_sixty_failures_are_raised_on_all_ranks():
 @pytest.mark.parametrize(
     ("kind", "who", "collectives"),
     [
-        ("kill", 2, "shared_memory"),
+        pytest.param("kill", 2, "shared_memory", marks=pytest.mark.slow),
         ("hang", 1, "torch"),
         ("kill, which NCCL reports", 1, "torch"),
         pytest.param("kill", 1, "torch", marks=pytest.mark.slow),

@@ -236,7 +236,7 @@ class WithoutElements(nn.Module):
         return self.linear(inputs).sum() + self.none.sum()
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("size", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_parameter_without_elements_has_its_state_in_every_layout_and_load(size, dtype, tmp_path):
     def run(group):

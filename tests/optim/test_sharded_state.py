@@ -11,6 +11,7 @@ from torch import nn
 
 import trackbed
 from tests.support.models.data_parallel import RATE, WAYS, Case, new_model, run_steps, wrap
+from tests.support.tiers import slow_but
 from trackbed.comm import SOLO, run_ranks
 from trackbed.errors import CheckpointError
 from trackbed.grads import DistributedDataParallel, DistributedDataParallelConfig
@@ -51,9 +52,22 @@ def same(one, other):
     return torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "way", "size"),
+    slow_but(
+        # Each way with both types, and two numbers of ranks.
+        [
+            (dtype, way, 1 + (2 * kind + number) % 4)
+            for kind, dtype in enumerate(DTYPES)
+            for number, way in enumerate(WAYS)
+        ],
+        itertools.product(DTYPES, WAYS, [1, 2, 3, 4]),
+        [f"dtype{kind}-{way}-{size}" for kind in range(2) for way in WAYS for size in (1, 2, 3, 4)],
+    ),
+)
 def test_what_two_ranks_save_is_loaded_in_any_layout(dtype, way, size, tmp_path):
     wanted = started(tmp_path / "saved", 2, case_of(dtype))
 

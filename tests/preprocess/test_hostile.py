@@ -15,7 +15,7 @@ import zstandard
 from tests.support.hostile.hostile import Case, check, run_cases
 from trackbed.tokens import verify_content
 
-FAST, FULL = 20, 100
+FAST, FULL = 10, 110
 WORDS = ["the", "cat", "Straße", "東京", "🙂", "<|endoftext|>", "\u2028", "\x00", "\ufeff", "e\u0301"]
 
 

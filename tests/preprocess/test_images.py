@@ -268,7 +268,7 @@ def kill_after_a_save(folder, process):
     process.communicate()
 
 
-@pytest.mark.parametrize(("workers", "again"), [(1, 2), (2, 1)])
+@pytest.mark.parametrize(("workers", "again"), [pytest.param(1, 2, marks=pytest.mark.slow), (2, 1)])
 def test_after_a_kill_the_same_command_makes_the_same_files(folder, workers, again):
     many(folder)
     run(folder, pad_length=9)

@@ -19,7 +19,7 @@ import pytest
 
 from trackbed.tokens import verify_content
 
-MOMENTS = [pytest.param(seed, marks=[pytest.mark.slow] if seed >= 5 else []) for seed in range(25)]
+MOMENTS = [pytest.param(seed, marks=[pytest.mark.slow] if seed >= 2 else []) for seed in range(25)]
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import time
 import pytest
 
 from tests.support.files import punkt_model
+from tests.support.tiers import slow_but
 from trackbed.datasets.tokenizers.bytes_and_numbers import ByteTokenizer
 from trackbed.preprocess import PreprocessConfig, open_splitter, preprocess
 
@@ -69,7 +70,7 @@ def saved_records(folder):
 
 @pytest.mark.parametrize(
     ("workers", "again", "splitter"),
-    [(1, 2, "sentencex"), (2, 1, "punkt"), pytest.param(3, 2, "sentencex:fr", marks=pytest.mark.slow)],
+    slow_but([(2, 1, "punkt")], [(1, 2, "sentencex"), (2, 1, "punkt"), (3, 2, "sentencex:fr")]),
 )
 def test_after_a_kill_the_same_command_makes_the_same_files(folder, workers, again, splitter):
     if splitter == "punkt":

@@ -44,7 +44,17 @@ def test_add_documents_writes_the_same_bytes_as_add_document(tmp_path, calls, st
 
 
 # Around the sizes from which tokens are written without a copy, and the checksum is computed on a second thread.
-@pytest.mark.parametrize("size", [(1 << 16) - 1, 1 << 16, (1 << 17) + 1, (1 << 21) - 1, (1 << 21) + 1, 40 << 20])
+@pytest.mark.parametrize(
+    "size",
+    [
+        (1 << 16) - 1,
+        1 << 16,
+        (1 << 17) + 1,
+        (1 << 21) - 1,
+        (1 << 21) + 1,
+        pytest.param(40 << 20, marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("given_as", [np.uint16, np.int64])
 def test_calls_of_any_size_are_written_whole(prefix, size, given_as):
     tokens = (np.arange(size, dtype=np.uint32) % 65_000).astype(given_as)

@@ -1,10 +1,12 @@
-"""One of four gloo ranks that save and load by Megatron Core's wrappers, and of which one fails: no arguments.
+"""One of four gloo ranks that save and load by Megatron Core's wrappers, and of which one fails.
 
+`wrapper_faults_rank.py KINDS`: in how many of three kinds of groups a rank fails in each phase; 1 takes them in turn.
 Prints, for each case, what this rank raised, the seconds that it took, and what came of the next save and load.
 """
 
 import json
 import shutil
+import sys
 import tempfile
 import time
 from contextlib import contextmanager
@@ -91,13 +93,14 @@ def failing(place):
         setattr(owner, name, function)
 
 
-def cases():
+def cases(kinds):
     number = 0
-    for groups in GROUPS:
+    for kind, groups in enumerate(GROUPS):
         for action, phases in (("save", SAVE_PHASES | {"build": None}), ("load", LOAD_PHASES | {"build": None})):
             for phase, place in phases.items():
                 who = 0 if phase == "mark" else (0, 3)[number % 2]  # a rank that is alone in its group marks nothing
-                yield groups, action, phase, place, who, WAYS[number % 3]
+                if (number - kind) % len(GROUPS) < kinds:
+                    yield groups, action, phase, place, who, WAYS[number % 3]
                 number += 1
 
 
@@ -114,7 +117,7 @@ def main():
             group = dist.new_group(ranks)
             if rank in ranks:
                 own[name] = group
-    for number, (groups, action, phase, place, who, way) in enumerate(cases()):
+    for number, (groups, action, phase, place, who, way) in enumerate(cases(int(sys.argv[1]))):
         path, group = folder / str(number), own[groups]
         save(path, group, value=1.0)
 

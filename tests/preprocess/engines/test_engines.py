@@ -51,6 +51,10 @@ class TestRay(EngineContract):
     def open_engine(work):
         return contextlib.closing(RayEngine.open(work, workers=2))
 
+    @pytest.mark.slow
+    def test_a_task_that_kills_every_worker_ends_the_run_by_its_name(self):
+        super().test_a_task_that_kills_every_worker_ends_the_run_by_its_name()
+
 
 def test_a_pool_of_processes_that_a_dead_worker_broke_is_an_error_that_names_the_task():
     refused = pytest.raises(TrackbedError, match=r"^\('die', 7\): the executor must take this task, .* a function")
