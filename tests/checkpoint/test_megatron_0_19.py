@@ -14,6 +14,7 @@ from trackbed.checkpoint import ShardedObject, ShardedTensor, find_damage, load,
 from trackbed.checkpoint.format.config_file import CheckpointingConfig, maybe_load_config
 from trackbed.cli.main import trackbed
 from trackbed.comm import run_ranks
+from trackbed.datasets import megatron_releases
 from trackbed.errors import CheckpointError
 from trackbed.megatron.checkpoints import serialization
 
@@ -48,6 +49,23 @@ def check(found, rank, size):
 @pytest.fixture
 def copy(tmp_path):
     return Path(shutil.copytree(GOLDEN, tmp_path / "copy"))
+
+
+@pytest.mark.parametrize(("release", "names"), [("0.16.1", {"x"}), ("0.19.2", {"x", "common_state/shard_0_1"})])
+def test_the_common_state_is_listed_and_loaded_as_an_object_where_the_release_has_it_so(
+    release, names, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(megatron_releases, "_current", [release])
+    (tmp_path / "checkpoint").mkdir()
+    tensor = ShardedTensor.from_rank_offsets("x", torch.arange(3.0))
+    serialization.save({"x": tensor, **COMMON}, tmp_path / "checkpoint")
+    listed = serialization.load_sharded_metadata(tmp_path / "checkpoint")
+    assert set(listed) == names
+    found = serialization.load(dict(listed), tmp_path / "checkpoint", strict="raise_all")
+    assert found["x"].tolist() == [0, 1, 2]
+    assert {key: found[key] for key in COMMON} == COMMON
+    if len(names) == 2:
+        assert found["common_state/shard_0_1"] == COMMON
 
 
 @pytest.mark.parametrize("size", [1, 2])

@@ -39,6 +39,11 @@ def default_vocabulary_order() -> Literal["listed", "sorted"]:
     return "sorted" if check_release(_current[0]) >= _WITH_LAST_ID else "listed"
 
 
+def lists_common_state() -> bool:
+    """True if the common state is one of a checkpoint's objects in the release that `use_release` has named."""
+    return check_release(_current[0]) >= Version("0.19")
+
+
 def last_null_id(release: str, vocab_size: int) -> int:
     """Returns the last id of Megatron Core's `NullTokenizer`, which ends a document.
 

@@ -18,6 +18,7 @@ from trackbed.checkpoint.state.partial_tensors import refuse_partial_shards, ref
 from trackbed.checkpoint.state.sharded_object import LocalNonpersistentObject, ShardedObject
 from trackbed.checkpoint.state.sharded_tensor import ShardedTensor, ShardedTensorFactory, apply_factory_merges
 from trackbed.checkpoint.state.tree import Tree, dict_list_map_outplace, extract_matching_values, merge, nested_values
+from trackbed.datasets.megatron_releases import lists_common_state
 from trackbed.errors import ArgumentError, CheckpointError
 from trackbed.files.checksum import crc32
 from trackbed.files.publish import write_new
@@ -103,6 +104,9 @@ logger = logging.getLogger(__name__)
 _CONTENT: Final = "content_metadata"
 _CHECKING_STRATEGIES: Final = (TorchDistSaveShardedStrategy, FullyParallelSaveStrategyWrapper)
 """Strategies that check themselves that no copy is left out."""
+
+_COMMON_OBJECT: Final = ShardedObject("common_state", None, (1,), (0,))
+"""The object that 0.19 writes in the place of `common.pt`, which is written here for all releases to read."""
 
 Folder = str | Path
 State = dict[str, Any]
@@ -247,7 +251,7 @@ def load(
         sharded, common = verify_checkpoint_and_load_strategy(checkpoint_dir, sharded_strategy, common_strategy)
         force_all_tensors_to_non_fp8(sharded_state_dict)
         loaded: Any = common.load_common(checkpoint_dir)
-        wanted, local, factories = load_preprocess(sharded_state_dict)
+        wanted, local, factories = load_preprocess(_with_common_state(sharded_state_dict, loaded))
         merge(loaded, local)
         entries = extract_sharded_base(wanted)[0]
         stored = None
@@ -265,6 +269,19 @@ def load(
     if StrictHandling.requires_returning_mismatch_keys(handling):
         return loaded, missing, unexpected
     return loaded
+
+
+def _with_common_state(wanted: State, common: State) -> State:
+    """A state dictionary that is to be loaded, with the common state in the place of its object, if it is wanted."""
+    if not lists_common_state():
+        return wanted
+
+    def replaced(value: Any) -> Any:
+        is_common = isinstance(value, ShardedObject) and value.unique_key == _COMMON_OBJECT.unique_key
+        return LocalNonpersistentObject(dict(common)) if is_common else value
+
+    found: State = dict_list_map_outplace(replaced, wanted)
+    return found
 
 
 def load_common_state_dict(checkpoint_dir: Folder) -> State:
@@ -295,11 +312,15 @@ def load_sharded_metadata(
 ) -> Described:
     """Describes each tensor of a checkpoint by key, and each object by its unique key.
 
+    With megatron-core 0.19 and later, the common state is one of the objects.
+
     Raises:
         CheckpointError: the folder is not a checkpoint, or is damaged.
     """
     strategy, _ = verify_checkpoint_and_load_strategy(checkpoint_dir, sharded_strategy, common_strategy)
     found: Described = strategy.load_sharded_metadata(Path(checkpoint_dir))
+    if lists_common_state():
+        found = {_COMMON_OBJECT.unique_key: _COMMON_OBJECT, **found}
     return found
 
 
