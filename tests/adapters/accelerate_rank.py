@@ -1,5 +1,6 @@
 """A rank that trains with accelerate: `accelerate_rank.py FOLDER LAST_STEP SAVED`, from a state where there is one."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -47,7 +48,8 @@ def main():
         if steps.number == last:
             break
     accelerator.save_state(str(saved))
-    accelerator.end_training()
+    accelerator.wait_for_everyone()
+    os._exit(0)  # torch's wrapper on gloo may hang when it is taken apart
 
 
 if __name__ == "__main__":
