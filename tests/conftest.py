@@ -6,6 +6,7 @@
 import inspect
 import os
 import signal
+import sys
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -72,6 +73,8 @@ def pytest_configure(config):
         with suppress(PackageNotFoundError):
             if Version(version(package)) >= Version(release):
                 config.addinivalue_line("filterwarnings", line)
+    if sys.version_info[:3] == (3, 13, 0):  # torch says so when it compiles
+        config.addinivalue_line("filterwarnings", "ignore:Guards may run slower on Python 3.13.0:RuntimeWarning")
 
 
 def pytest_report_header():

@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,7 @@ weight = 0.5
 glob = "pair[12]"
 weight = 0.5
 """
+needs_megatron_core = pytest.mark.skipif(find_spec("megatron") is None, reason="megatron-core is not installed")
 IDENTITY = json.dumps({"class": "megatron.core.tokenizers.text.text_tokenizer.MegatronTokenizerText", "path": "x"})
 
 
@@ -133,6 +135,7 @@ def test_a_plan_is_made_where_blends_take_whole_datasets(run, blend):
     assert "nothing to build" in run("build", "whole.toml", "--plan").stdout
 
 
+@needs_megatron_core
 def test_megatron_core_starts_from_them(run, blend):
     found = run(
         "build", "blend.toml", "--for", "megatron-core", "--tokenizer-identity", IDENTITY,
@@ -155,6 +158,7 @@ def test_the_names_for_megatron_core_are_those_of_a_job_in_the_working_directory
     assert stamps(blend / "cache") == built
 
 
+@needs_megatron_core
 def test_indices_of_a_corpus_made_again_are_not_left_under_megatron_cores_names(run, blend):
     options = ["build", "blend.toml", "--for", "megatron-core", "--tokenizer-identity", IDENTITY]
     assert run(*options).exit_code == 0
@@ -172,6 +176,7 @@ def test_indices_of_a_corpus_made_again_are_not_left_under_megatron_cores_names(
     assert "builds nothing" in found.stdout
 
 
+@needs_megatron_core
 def test_an_index_that_megatron_core_builds_itself_is_an_error(run, blend, monkeypatch):
     from trackbed.cli import build, check_against
 

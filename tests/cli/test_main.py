@@ -109,6 +109,18 @@ def test_what_the_library_refuses_is_one_line_and_status_1(tmp_path):
     assert found.stderr == "trackbed: gone.jsonl: an input must be a file or a folder, found nothing\n"
 
 
+def test_ctrl_c_that_arrives_as_a_wait_takes_its_lock_again_is_an_interrupt(run, monkeypatch):
+    def wait(**options):
+        try:
+            raise KeyboardInterrupt
+        finally:
+            raise RuntimeError("release unlocked lock")
+
+    monkeypatch.setattr(trackbed.commands["seal"], "callback", wait)
+    found = run("seal", "a")
+    assert (found.exit_code, found.stderr) == (130, "trackbed: interrupted\n")
+
+
 def test_a_wrong_command_line_is_status_2(run):
     assert run("preprocess", "corpus.jsonl").exit_code == 2
     assert run("nonsense").exit_code == 2

@@ -70,8 +70,17 @@ class _CommandLine(click.Group):
                 click.echo(f"trackbed: {line}", err=True)
             ctx.exit(1)
         except KeyboardInterrupt as stop:
-            click.echo(f"trackbed: interrupted{': ' if str(stop) else ''}{stop}", err=True)
-            ctx.exit(128 + signal.SIGINT)
+            _exit_interrupted(ctx, stop)
+        except RuntimeError as error:
+            # Python's waits release a lock that they do not hold where the signal arrives as they take it again.
+            if not isinstance(error.__context__, KeyboardInterrupt):
+                raise
+            _exit_interrupted(ctx, error.__context__)
+
+
+def _exit_interrupted(ctx: click.Context, stop: KeyboardInterrupt) -> NoReturn:
+    click.echo(f"trackbed: interrupted{': ' if str(stop) else ''}{stop}", err=True)
+    ctx.exit(128 + signal.SIGINT)
 
 
 def _has_secret(word: str) -> bool:

@@ -162,6 +162,12 @@ def test_many_references_to_one_list_are_not_multiplied():
     assert len(load_torch_item(archive(content), "x")["a"]) == 10
 
 
+@pytest.mark.parametrize("module", ["pathlib", "pathlib._local"])
+def test_a_path_is_loaded_by_the_names_that_releases_of_python_give_it(module):
+    pickled = b"\x80\x02" + name(f"{module}.PosixPath") + b"(" + text("a") + text("b") + b"tR."
+    assert load_torch_item(archive(pickled), "common.pt") == Path("a/b")
+
+
 def test_each_name_of_the_list_is_of_data():
     """What is new on the list must be looked at here: it can be called by a file, with arguments of the file's own."""
     names = {one[1] if isinstance(one, tuple) else f"{one.__module__}.{one.__qualname__}" for one in _DATA}
@@ -172,7 +178,8 @@ def test_each_name_of_the_list_is_of_data():
         "collections.deque",
         "datetime.date", "datetime.datetime", "datetime.time", "datetime.timedelta", "datetime.timezone",
         "numpy._core.multiarray._reconstruct", "numpy.core.multiarray._reconstruct", "numpy.core.multiarray.scalar",
-        "numpy._core.multiarray.scalar", "numpy.dtype", "numpy.ndarray", "pathlib.PosixPath", "signal.Signals",
+        "numpy._core.multiarray.scalar", "numpy.dtype", "numpy.ndarray",
+        "pathlib.PosixPath", "pathlib._local.PosixPath", "signal.Signals",
         "types.SimpleNamespace",
     }  # fmt: skip
     assert not {"numpy.dtypes.ObjectDType", "numpy.dtypes.VoidDType"} & types

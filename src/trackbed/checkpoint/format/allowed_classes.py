@@ -45,7 +45,8 @@ _DATA: Final[frozenset[Any]] = frozenset(
     (
         BytesIO,
         Namespace,
-        PosixPath,
+        (PosixPath, "pathlib.PosixPath"),
+        (PosixPath, "pathlib._local.PosixPath"),  # as Python 3.13 writes it
         Signals,
         *((member, f"signal.{name}") for name, member in Signals.__members__.items()),  # as Python 3.11.0 to 3.11.3
         SimpleNamespace,
