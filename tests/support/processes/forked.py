@@ -16,12 +16,14 @@ def run_in_fork(function: Callable[[], Any]) -> Any:
         child = os.fork()
     if child == 0:
         try:
-            result = pickle.dumps((function(), None))
-        except BaseException as error:
-            result = pickle.dumps((None, error))
-        with os.fdopen(sender, "wb") as pipe:
-            pipe.write(result)
-        os._exit(0)
+            try:
+                result = pickle.dumps((function(), None))
+            except BaseException as error:
+                result = _error_bytes(error)
+            with os.fdopen(sender, "wb") as pipe:
+                pipe.write(result)
+        finally:
+            os._exit(0)
     os.close(sender)
     with os.fdopen(receiver, "rb") as pipe:
         raw = pipe.read()
@@ -30,3 +32,11 @@ def run_in_fork(function: Callable[[], Any]) -> Any:
     if error is not None:
         raise error
     return result
+
+
+def _error_bytes(error: BaseException) -> bytes:
+    """An exception for the parent, in words where it cannot be pickled."""
+    try:
+        return pickle.dumps((None, error))
+    except Exception:
+        return pickle.dumps((None, RuntimeError(f"{type(error).__name__}: {error}")))
