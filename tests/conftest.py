@@ -15,7 +15,7 @@ from types import CodeType, FunctionType
 
 import pytest
 from hypothesis import HealthCheck, is_hypothesis_test, settings
-from packaging.version import Version
+from packaging.specifiers import SpecifierSet
 
 import trackbed.files.late_files
 from tests.support.files.indexed_pair import Pair
@@ -56,22 +56,24 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 WARNINGS_OF_OTHERS = (
-    ("torch", "2.14", "ignore:Validating sparse tensor invariants:UserWarning"),
-    ("megatron-core", "0.18", "ignore:Could not determine rank from torch.distributed:UserWarning"),
+    ("torch", ">=2.14", "ignore:Validating sparse tensor invariants:UserWarning"),
+    ("torch", "<2.13", "ignore:TypedStorage is deprecated:UserWarning"),
+    ("triton", "<3.8", "ignore:Conversion of an array with ndim > 0 to a scalar:DeprecationWarning"),
+    ("megatron-core", ">=0.18", "ignore:Could not determine rank from torch.distributed:UserWarning"),
     (
         "megatron-core",
-        "0.18",
+        ">=0.18",
         "ignore:Exception ignored in. <function IndexedDataset.__del__:pytest.PytestUnraisableExceptionWarning",
     ),
 )
-"""Packages, their first release that gives the warning about itself, and the filter."""
+"""Packages, their releases that give the warning about themselves, and the filter."""
 
 
 def pytest_configure(config):
     """Filters the warnings that installed releases of other packages give about themselves."""
-    for package, release, line in WARNINGS_OF_OTHERS:
+    for package, releases, line in WARNINGS_OF_OTHERS:
         with suppress(PackageNotFoundError):
-            if Version(version(package)) >= Version(release):
+            if version(package) in SpecifierSet(releases):
                 config.addinivalue_line("filterwarnings", line)
     if sys.version_info[:3] == (3, 13, 0):  # torch says so when it compiles
         config.addinivalue_line("filterwarnings", "ignore:Guards may run slower on Python 3.13.0:RuntimeWarning")

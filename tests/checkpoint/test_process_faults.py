@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.checkpoint.fault_ranks import ONLY_RANK_0, PHASES, SIZE
+from tests.support.processes.launching import without_gloo
 
 FULL = os.environ.get("TRACKBED_TIER") == "full"
 SCRIPT = Path(__file__).parent / "fault_ranks.py"
@@ -20,7 +21,7 @@ def run(cases, folder, limit_seconds, place=None):
     """What came of each case."""
     command = [sys.executable, "-W", "ignore", str(SCRIPT), json.dumps(cases), str(folder), place or str(folder)]
     process = subprocess.run(command, capture_output=True, text=True, timeout=limit_seconds, check=False)
-    found = {line.pop("number"): line for line in map(json.loads, process.stdout.splitlines())}
+    found = {line.pop("number"): line for line in map(json.loads, without_gloo(process.stdout))}
     assert len(found) == len(cases), process.stderr[-3000:]
     assert not any("failed" in result for result in found.values()), found
     return [found[number] for number in range(len(cases))]

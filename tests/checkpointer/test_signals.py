@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import ROOT
-from tests.support.processes.launching import environments
+from tests.support.processes.launching import environments, first_line
 from tests.support.tiers import slow_but
 from trackbed import Checkpointer
 from trackbed.checkpointer.signals import SignalAgreement
@@ -43,7 +43,7 @@ def test_a_signal_at_any_moment_is_acted_on_by_all_ranks_at_one_step(count, peri
     watchdog = threading.Timer(60 + 3 * count, lambda: [rank.kill() for rank in ranks])
     watchdog.start()
     try:
-        assert [rank.stdout.readline() for rank in ranks] == ["ready\n"] * SIZE
+        assert [first_line(rank.stdout) for rank in ranks] == ["ready\n"] * SIZE
         last = 0
         for _ in range(count):
             time.sleep(draw.random() * 0.1)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes.launching import QUIET, environments, free_port, run_script
+from tests.support.processes.launching import QUIET, environments, free_port, run_script, without_gloo
 from tests.support.tiers import slow_but
 
 RANK = Path(__file__).with_name("rank.py")
@@ -40,7 +40,7 @@ def run(how, mode, who, *, size=3, timeout=TIMEOUT_SECONDS, launcher="torch"):
 
 def reported(output):
     found = {}
-    for line in output.splitlines():
+    for line in without_gloo(output):
         found.update(json.loads(line))
     return found
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.comm import stranger
-from tests.support.processes.launching import environments
+from tests.support.processes.launching import environments, without_gloo
 from trackbed.comm import run_ranks
 from trackbed.comm.launch import listen_at, own_addresses
 from trackbed.comm.store import MemoryStore
@@ -54,7 +54,7 @@ def attacked(mode, *, turns=100_000, secrets=("secret",) * SIZE):
             process.communicate()
     reports = []
     for out, err in outputs:
-        lines = [json.loads(line) for line in out.splitlines()]
+        lines = [json.loads(line) for line in without_gloo(out)]
         assert len(lines) == 2, (out, err[-2000:])
         reports.append({**lines[0], **lines[1], "after": lines[1]["at"] - began})
     return reports, "".join(out + err for out, err in outputs)

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import trackbed
+from tests.support.models.default_device import needs_steps_on_cpu
 from trackbed.comm import run_ranks
 from trackbed.grads import DistributedDataParallel, DistributedDataParallelConfig
 from trackbed.optim import DataParallelOptimizer
@@ -42,6 +43,8 @@ def step(model, optimizer):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("way", WAYS)
 def test_a_default_device_changes_nothing_in_steps_saves_and_loads(way, dtype, size, tmp_path):
+    needs_steps_on_cpu()
+
     def run(group):
         with torch.device("meta"):
             model, optimizer = wrap(group, way, dtype)

@@ -12,6 +12,7 @@ from torch import nn
 
 import trackbed
 from tests.grads.crossing import OPERATIONS, training
+from tests.support.models.default_device import needs_steps_on_cpu
 from trackbed.comm import SOLO, run_ranks
 from trackbed.errors import ArgumentError, CollectiveError, GradientError
 from trackbed.grads import DistributedDataParallel, DistributedDataParallelConfig
@@ -342,6 +343,7 @@ def nested_wrappers():
 
 @row("`torch.set_default_device`")
 def default_device(tmp_path):
+    needs_steps_on_cpu()
     module = layers()
     with torch.device("meta"):
         wrapper, optimizer = wrap(module, ALL)

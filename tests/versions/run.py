@@ -51,11 +51,12 @@ def requirements(environment: Environment) -> tuple[list[str], list[str]]:
     wanted = [name for name in names if not name.startswith(ours)]
     if environment.megatron_core is not None:
         wanted.append(f"megatron-core=={environment.megatron_core}")
-    free = ("torch", "numpy", "megatron-core", "triton", *(() if environment.numpy == PINNED_NUMPY else ("scipy",)))
+    free = {"torch", "numpy", "megatron-core", "triton", *(one.partition("==")[0] for one in environment.others)}
+    free |= set() if environment.numpy == PINNED_NUMPY else {"scipy"}
     pinned = (ROOT / "constraints.txt").read_text().splitlines()
     kept = [line for line in pinned if line.partition("==")[0] not in free and not line.startswith("#")]
     own = {"torch": environment.torch, "numpy": environment.numpy}
-    return wanted, [*kept, *(f"{name}=={version}" for name, version in own.items() if version)]
+    return wanted, [*kept, *environment.others, *(f"{name}=={version}" for name, version in own.items() if version)]
 
 
 def install(environment: Environment, python: str, folder: Path) -> None:

@@ -432,12 +432,14 @@ def compare_tensors(tensor: "torch.Tensor", other: "torch.Tensor", *, tolerance:
 def _compare_part(tensor: "torch.Tensor", other: "torch.Tensor", tolerance: float | None) -> Difference:
     import torch
 
-    differs = (tensor.view(torch.uint8) != other.view(torch.uint8)).view(tensor.numel(), -1).any(dim=1)
+    # Bytes are chosen, as torch 2.9 cannot choose elements of 8-bit floats.
+    own, others = (one.view(torch.uint8).view(one.numel(), -1) for one in (tensor, other))
+    differs = (own != others).any(dim=1)
     if not bool(differs.any()):
         return Difference(0, 0.0)
     count = int(differs.sum())
     with contextlib.suppress(RuntimeError):  # some types cannot be converted
-        distances = _distances(tensor[differs], other[differs])
+        distances = _distances(*(one[differs].view(-1).view(tensor.dtype) for one in (own, others)))
         if tolerance is not None:
             count = int((~(distances <= tolerance)).sum())
         is_nan = bool(distances.isnan().any())

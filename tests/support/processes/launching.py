@@ -38,6 +38,16 @@ def environments(size, launcher="torch"):
         yield {**os.environ, **QUIET, **{name: str(value) for name, value in names.items()}}
 
 
+def without_gloo(output):
+    """Lines of a program's output, without those that torch 2.9 adds where processes meet over gloo."""
+    return [line for line in output.splitlines() if not line.startswith("[Gloo]")]
+
+
+def first_line(stream):
+    """The first such line of a stream."""
+    return next((line for line in stream if not line.startswith("[Gloo]")), "")
+
+
 def run_script(script, size, *arguments, limit_seconds, gone=None, expected_status=0, parses=True, **variables):
     """Runs a script on several ranks. Returns what each wrote to standard output, as lines of JSON.
 
@@ -70,4 +80,4 @@ def run_script(script, size, *arguments, limit_seconds, gone=None, expected_stat
             file.seek(0)
         words = "\n".join(error.read().decode()[-2000:] for error in errors)
         assert statuses == [expected_status] * len(waited), words
-        return [[json.loads(line) for line in outputs[rank].read().splitlines()] for rank in waited if parses]
+        return [[json.loads(line) for line in without_gloo(outputs[rank].read().decode())] for rank in waited if parses]
