@@ -42,14 +42,14 @@ class Recorded(Trainer):
         return super().training_step(model, inputs, num_items_in_batch)
 
 
-def trained(data, out, max_steps, batch_size, *, resume=False, **options):
+def trained(data, out, max_steps, batch_size, *, resume=False, position=None, **options):
     """Trains a model. Returns the samples of all micro-batches, and the position of the callback."""
     model = GPT2LMHeadModel(GPT2Config(vocab_size=257, n_positions=SEQUENCE, n_embd=8, n_layer=1, n_head=1))
     quiet = {"use_cpu": True, "report_to": [], "disable_tqdm": True, "save_strategy": "steps", "save_steps": max_steps}
     arguments = TrainingArguments(
         str(out), max_steps=max_steps, per_device_train_batch_size=batch_size, **{**OPTIONS, **quiet, **options}
     )
-    position = TrainerPosition(data)
+    position = position or TrainerPosition(data)
     trainer = Recorded(model, arguments, train_dataset=data, callbacks=[position])
     trainer.train(resume_from_checkpoint=resume)
     return [name for batch in trainer.noted for name in batch], position.state()["attributes"]["position"]
@@ -88,6 +88,38 @@ def test_other_data_and_a_checkpoint_without_a_position_are_refused(folder, tmp_
     path.write_text(path.read_text().replace("TrainerPosition", "OtherCallback"))
     with pytest.raises(ArgumentError, match="must have the state of a TrainerPosition, found none"):
         trained(data_of(folder), tmp_path, 2, 2, resume=True)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        ('"passes": 0', '"passes": -1', "passes must be"),
+        ('"passes": 0', '"passes": 1.5', "passes must be"),
+        ('"passes": 0', '"other": 0', "whole state of one TrainerPosition"),
+        ('"position"', '"other"', "whole state of one TrainerPosition"),
+    ],
+)
+def test_a_damaged_position_is_refused(old, new, reason, folder, tmp_path):
+    trained(data_of(folder), tmp_path, 1, 2)
+    path = tmp_path / "checkpoint-1" / "trainer_state.json"
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new))
+    with pytest.raises(ArgumentError, match=reason):
+        trained(data_of(folder), tmp_path, 2, 2, resume=True)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+def test_a_position_of_another_dataset_and_batches_of_rank_0_are_refused(folder, tmp_path):
+    with pytest.raises(ArgumentError, match="data must be the train_dataset of the Trainer"):
+        trained(data_of(folder), tmp_path, 1, 2, position=TrainerPosition(data_of(folder)))
+    with pytest.raises(ArgumentError, match="dispatch_batches=False"):
+        trained(data_of(folder), tmp_path, 1, 2, accelerator_config={"dispatch_batches": True})
+
+
+def test_a_dataset_ends_behind_its_last_sample(folder):
+    data = data_of(folder)
+    assert len(list(data)) == len(data)
 
 
 @pytest.mark.parametrize(("name", "value"), [("ignore_data_skip", False), ("train_sampling_strategy", "random")])

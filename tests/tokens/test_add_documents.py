@@ -203,3 +203,28 @@ def test_what_only_a_ragged_array_has_is_refused_for_others(tmp_path):
         builder.add_documents([1, 2])
     with pytest.raises(ArgumentError, match="only of a ragged array, found list"):
         builder.add_documents([1, 2], [2], 7)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"chunk_size": -1}, "chunk_size must be a whole number of at least 1, found -1"),
+        ({"chunk_size": 0}, "chunk_size must be a whole number of at least 1, found 0"),
+        ({"eod_token": 1.9}, "eod_token must be a whole number, found 1.9"),
+        ({"eod_token": 1 << 16}, "65536"),
+        ({"counts": [2]}, "counts must be None for a ragged array"),
+        ({"modes": [1, 1, 1]}, "a mode for each of 2 documents, found 3"),
+    ],
+)
+def test_wrong_options_of_a_ragged_array_are_refused_and_nothing_is_appended(options, reason, tmp_path):
+    awkward = pytest.importorskip("awkward")
+    builder = IndexedDatasetBuilder(str(tmp_path / "a.bin"), np.uint16, multimodal=True)
+    with pytest.raises(ArgumentError, match=reason):
+        builder.add_documents(awkward.Array([[1, 2], [3]]), **options)
+    with pytest.raises(ArgumentError):
+        builder.add_documents(awkward.Array([[1, 2], [70_000]]), chunk_size=1)
+    with pytest.raises(ArgumentError, match="must be a ragged array"):
+        builder.add_documents(awkward.Array([1, 2]))
+    builder.add_documents(awkward.Array([[], []]), eod_token=7)
+    builder.finalize(str(tmp_path / "a.idx"))
+    assert [one[0].tolist() for one in IndexedDataset(str(tmp_path / "a"), multimodal=True)] == [[7], [7]]

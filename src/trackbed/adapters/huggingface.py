@@ -7,29 +7,27 @@ In a program:
     Trainer(model, arguments, train_dataset=data, callbacks=[TrainerPosition(data)]).train()
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import torch
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
 
 from trackbed.datasets.batches.reader import ReadsBatches
 from trackbed.errors import ArgumentError
+from trackbed.kernels.integers import check_at_least
 from trackbed.loading.samplers import MegatronPretrainingSampler
 
 OPTIONS: Final = {"train_sampling_strategy": "sequential", "ignore_data_skip": True, "dataloader_drop_last": True}
 """Options of `TrainingArguments` with which the `Trainer` reads samples in order, and skips nothing itself."""
-_PASSES: Final = "passes"
 
 
 class TrainerDataset(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
     """Map-style dataset whose samples have `input_ids` and `labels`, int64 `[S]`, for models that shift their labels.
 
     Labels are the tokens, or -100 where the loss mask is 0. A sample does not have the label of its last token, so that
-    one prediction of each is left out.
-
-    `dataset` is that of a split, such as `trackbed.open_blend(path).train`.
+    one prediction of each is left out. `dataset` is that of a split, such as `trackbed.open_blend(path).train`.
     """
 
     def __init__(self, dataset: ReadsBatches) -> None:
@@ -46,6 +44,9 @@ class TrainerDataset(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         """Returns a sample, counted from `first` on; behind the last one, the first one comes again."""
         return self.__getitems__([index])[0]
+
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        return map(self.__getitem__, range(len(self)))
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, torch.Tensor]]:
         """Returns samples, gathered together. Called by torch's DataLoader."""
@@ -65,10 +66,10 @@ class TrainerPosition(TrainerCallback, ExportableState):
 
     def __init__(self, data: TrainerDataset | None = None) -> None:
         if data is None:
-            raise ArgumentError(
-                "data must be the dataset of training, found none: leave restore_callback_states_from_checkpoint out, "
-                "with which the Trainer makes callbacks of its own"
+            hint = (
+                "leave restore_callback_states_from_checkpoint out, with which the Trainer makes callbacks of its own"
             )
+            raise ArgumentError(f"data must be the dataset of training, found none: {hint}")
         self._data = data
         fingerprint = getattr(data.dataset, "fingerprint", None)
         self._sampler = MegatronPretrainingSampler(len(data), 0, 1, 0, 1, fingerprint=fingerprint)
@@ -77,20 +78,18 @@ class TrainerPosition(TrainerCallback, ExportableState):
     def state(self) -> dict[str, Any]:
         """Returns the position, for the checkpoint."""
         passes, consumed = divmod(self._consumed, len(self._data))
-        position = {**self._sampler.state_dict(consumed_samples=consumed), _PASSES: passes}
+        position = {**self._sampler.state_dict(consumed_samples=consumed), "passes": passes}
         return {"args": {}, "attributes": {"position": position}}
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **unused: Any
-    ) -> None:
-        """Takes the position of the checkpoint that the `Trainer` has loaded.
-
-        Raises:
-            ArgumentError: the checkpoint has none, or that of other data, or the `Trainer` would skip samples itself.
-        """
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Takes the position of the checkpoint that the `Trainer` has loaded, which must be of the same data."""
         for name, wanted in OPTIONS.items():
             if getattr(args, name) != wanted:
                 raise ArgumentError(f"TrainingArguments: {name} must be {wanted!r}, found {getattr(args, name)!r}")
+        loader = kwargs["train_dataloader"]
+        if getattr(loader, "dataset", None) is not self._data or not hasattr(loader, "total_batch_size"):
+            wanted = "the train_dataset of the Trainer, which each rank reads by itself (dispatch_batches=False)"
+            raise ArgumentError(f"data must be {wanted}, found a {type(loader).__name__} of another one")
         self._consumed = 0
         if not state.global_step:
             return
@@ -98,15 +97,18 @@ class TrainerPosition(TrainerCallback, ExportableState):
         saved = callbacks.get(type(self).__name__)
         if saved is None:
             raise ArgumentError("the checkpoint must have the state of a TrainerPosition, found none: begin anew")
-        position = saved["attributes"]["position"]
+        try:
+            position = saved["attributes"]["position"]
+            check_at_least(0, passes=position["passes"])
+        except (KeyError, TypeError) as error:
+            raise ArgumentError(f"the checkpoint must have the whole state of one TrainerPosition: {error!r}") from None
         self._sampler.load_state_dict(position)
-        self._consumed = position[_PASSES] * len(self._data) + self._sampler.consumed_samples
+        self._consumed = position["passes"] * len(self._data) + self._sampler.consumed_samples
 
     def on_epoch_begin(self, *unused: Any, **kwargs: Any) -> None:
         """Has the next pass begin behind the last sample."""
         self._data.first.fill_(self._consumed % len(self._data))
-        loader = kwargs["train_dataloader"]
-        loader = getattr(loader, "base_dataloader", loader)
+        loader = getattr(kwargs["train_dataloader"], "base_dataloader", kwargs["train_dataloader"])
         if loader.generator is None:
             # A pass draws a seed. A run that resumes begins one more, and must not drop out other values for it.
             loader.generator = torch.Generator().manual_seed(0)
@@ -115,6 +117,4 @@ class TrainerPosition(TrainerCallback, ExportableState):
         """Counts a micro-batch of all ranks."""
         self._consumed += kwargs["train_dataloader"].total_batch_size
 
-    def on_step_end(self, *unused: Any, **kwargs: Any) -> None:
-        """Counts the last micro-batch of a step."""
-        self._consumed += kwargs["train_dataloader"].total_batch_size
+    on_step_end = on_substep_end  # the last one of a step

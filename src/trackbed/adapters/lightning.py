@@ -29,27 +29,30 @@ else:
 class _Batches:
     """A `BatchLoader` as Lightning takes one that is not torch's: it would ask for torch's samplers."""
 
-    def __init__(self, loader: BatchLoader) -> None:
-        self._loader = loader
+    def __init__(self, loader: BatchLoader, *, begins_anew: bool) -> None:
+        self.loader = loader
+        self._begin = loader.state_dict() if begins_anew else None
 
     def __iter__(self) -> Iterator[Batch]:
-        return iter(self._loader)
+        if self._begin is not None:
+            self.loader.load_state_dict(self._begin)
+        return iter(self.loader)
 
     def __len__(self) -> int:
-        return len(self._loader)
+        return len(self.loader)
 
     def state_dict(self) -> dict[str, Any]:
-        return self._loader.state_dict()
+        return self.loader.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._loader.load_state_dict(state)
+        """Does nothing, as the data module has the position, also between epochs."""
 
 
 class BlendDataModule(LightningDataModule):
     """Batches of the splits of a blend file, each rank its own part.
 
-    Lightning keeps the position of the loader in its checkpoints, and a run goes on behind it, on any number of ranks.
-    It refuses other data.
+    Its state in Lightning's checkpoints is the position of training, behind which a run goes on, on any number of
+    ranks. It refuses other data. Each validation, and with `overfit_batches` each epoch, is of the same samples.
 
     Args:
         blend: path of the blend file; see `trackbed.open_blend`.
@@ -60,6 +63,8 @@ class BlendDataModule(LightningDataModule):
     def __init__(self, blend: str | Path, *, batch_size: int, **loader: Any) -> None:
         super().__init__()
         self._blend, self._options = blend, {"batch_size": batch_size, **loader}
+        self._train: BatchLoader | None = None
+        self._position: dict[str, Any] | None = None
 
     def setup(self, stage: str) -> None:
         """Opens the blend, once the ranks have started."""
@@ -67,11 +72,24 @@ class BlendDataModule(LightningDataModule):
 
     def train_dataloader(self) -> Any:
         """Returns the batches of the training split."""
-        return _Batches(BatchLoader(self.splits.train, **self._options))
+        position = self.state_dict()
+        self._train = BatchLoader(self.splits.train, **self._options)
+        if position:
+            self._train.load_state_dict(position)
+        return _Batches(self._train, begins_anew=bool(getattr(self.trainer, "overfit_batches", 0)))
 
     def val_dataloader(self) -> Any:
-        """Returns the batches of the validation split; none if it has no samples."""
-        return _Batches(BatchLoader(self.splits.valid, **self._options)) if self.splits.valid else []
+        """Returns the batches of each dataset of validation that has samples."""
+        found = [BatchLoader(one, **self._options) for one in self.splits.validation_sets if one]
+        return [_Batches(loader, begins_anew=True) for loader in found]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the position of training."""
+        return self._train.state_dict() if self._train is not None else self._position or {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes a position for the loader that is made next."""
+        self._position, self._train = state_dict, None
 
 
 class FolderCheckpointIO(CheckpointIO):
@@ -84,11 +102,7 @@ class FolderCheckpointIO(CheckpointIO):
     """
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
-        """Saves a state as the folder or address `path`.
-
-        Raises:
-            CheckpointError: it has a value of a class that is not allowed, or cannot be written.
-        """
+        """Saves a state as the folder or address `path`. A value of a class that is not allowed is an error."""
         if storage_options is not None:
             raise ArgumentError(f"storage_options: must be None, found {storage_options!r}")
         if not is_address(path):
@@ -96,21 +110,11 @@ class FolderCheckpointIO(CheckpointIO):
         save(checkpoint, path, group=SOLO)
 
     def load_checkpoint(self, path: str | Path, map_location: Any = None, weights_only: Any = None) -> dict[str, Any]:
-        """Loads a state into the host's memory, on each rank by itself.
-
-        Nothing is unpickled without a list of allowed classes, whatever `weights_only` is.
-
-        Raises:
-            CheckpointError: it is no checkpoint, or damaged.
-        """
+        """Loads a state into the host's memory, on each rank by itself. Only allowed classes are unpickled."""
         return load(path, group=SOLO)
 
     def remove_checkpoint(self, path: str | Path) -> None:
-        """Removes a checkpoint.
-
-        Raises:
-            CheckpointError: `path` is something else.
-        """
+        """Removes a checkpoint. Anything else at `path` is a CheckpointError."""
         open_checkpoint(path)
         parent, _, name = str(path).rstrip("/").rpartition("/")
         run_in(parent or ".").hide(name)()

@@ -26,6 +26,7 @@ from torchtitan.components.checkpointer.base import (
 )
 from torchtitan.components.loss import IGNORE_INDEX
 from torchtitan.config import TORCH_DTYPE_MAP
+from torchtitan.tools import filesystem
 
 from trackbed.blends.open import open_blend
 from trackbed.checkpoint import ShardedTensor, latest_checkpoint, load
@@ -154,7 +155,7 @@ class FolderCheckpointManager(BaseCheckpointManager):
             if getattr(config, name):
                 raise ArgumentError(f"checkpoint.{name} must be False, found True: Trackbed writes no such files")
         self._config = config
-        self.folder = f"{base_folder}/{config.folder}" if base_folder else config.folder
+        self.folder = filesystem.join(base_folder, config.folder)
         self.keep_latest_k = config.keep_latest_k
         parts = {OPTIMIZER: optimizers, LR_SCHEDULER: lr_schedulers, DATALOADER: dataloader}
         self._states = {**states, **{name: part for name, part in parts.items() if part is not None}}

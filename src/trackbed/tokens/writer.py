@@ -190,8 +190,13 @@ class IndexedDatasetBuilder:
                 Nothing is appended in this case.
         """
         if is_ragged(tensor):
+            if counts is not None:
+                raise ArgumentError(f"{self._bin_path}: counts must be None for a ragged array, found {counts!r}")
             given = lengths if modes is None else modes
-            for tokens, sizes, of_chunk in flat_chunks(tensor, given, eod_token, chunk_size):
+            options = (tensor, given, eod_token, chunk_size, self.dtype, self._where)
+            for tokens, sizes, of_chunk in flat_chunks(*options):  # all are checked before the first is written
+                check_documents(sizes, len(tokens), modes=of_chunk if self.multimodal else None, where=self._where)
+            for tokens, sizes, of_chunk in flat_chunks(*options):
                 self.add_documents(tokens, sizes, modes=of_chunk)
             return
         if lengths is None or eod_token is not None or chunk_size is not None:
