@@ -95,7 +95,7 @@ class Steps:
         self.number = state["step"]
 
 
-def manager_of(folder, model, steps, **fields):
+def manager_of(base, model, steps, **fields):
     """A checkpoint manager of one rank."""
     optimizer = torch.optim.AdamW(model.parameters())
     fields = {"enable": True, "folder": "checkpoint", "interval": 5, **fields}
@@ -105,7 +105,7 @@ def manager_of(folder, model, steps, **fields):
         optimizers=Steps(0),
         lr_schedulers=Steps(optimizer.param_groups[0]["lr"]),
         states={"train_state": steps},
-        base_folder=str(folder),
+        base_folder=str(base),
     )
 
 
@@ -169,3 +169,11 @@ def test_what_is_not_honoured_is_refused_by_name(tmp_path):
             manager_of(tmp_path, Model(), Steps(0), **{name: True})
     with pytest.raises(ArgumentError, match=r"checkpoint\.exclude_from_loading must name train_state, optimizer"):
         manager_of(tmp_path, Model(), Steps(0), exclude_from_loading=["other"])
+
+
+def test_an_absolute_folder_and_an_address_are_not_below_the_dump_folder(place, tmp_path):
+    folder = f"{place}/elsewhere"
+    manager = manager_of(tmp_path / "dump", Model(), Steps(0), folder=folder)
+    assert manager.folder == folder
+    manager.close()
+    assert not (tmp_path / "dump").exists()
