@@ -73,7 +73,7 @@ class Unknown:
 def test_a_checkpoint_is_a_folder_that_comes_back_and_can_be_removed(place):
     checkpoints = FolderCheckpointIO()
     state = {"state_dict": {"a.weight": torch.ones(3)}, "optimizer_states": [{"state": {0: {"step": 2}}}], "epoch": 1}
-    path = f"{place}/runs/last.ckpt"
+    path = place.text("runs/last.ckpt")
     checkpoints.save_checkpoint(state, path)
     assert str(checkpoints.load_checkpoint(path)) == str(state)
     with pytest.raises(CheckpointError, match="Unknown"):
@@ -83,6 +83,6 @@ def test_a_checkpoint_is_a_folder_that_comes_back_and_can_be_removed(place):
     with pytest.raises(CheckpointError):
         checkpoints.load_checkpoint(path)
     with pytest.raises(CheckpointError):
-        checkpoints.remove_checkpoint(f"{place}/runs")
+        checkpoints.remove_checkpoint(place.text("runs"))
     with pytest.raises(ArgumentError, match="storage_options: must be None"):
         checkpoints.save_checkpoint(state, path, {"a": 1})

@@ -172,7 +172,7 @@ def test_what_is_not_honoured_is_refused_by_name(tmp_path):
 
 
 def test_an_absolute_folder_and_an_address_are_not_below_the_dump_folder(place, tmp_path):
-    folder = f"{place}/elsewhere"
+    folder = place.text("elsewhere")
     manager = manager_of(tmp_path / "dump", Model(), Steps(0), folder=folder)
     assert manager.folder == folder
     manager.close()
