@@ -67,8 +67,11 @@ def test_addresses_of_other_kinds_are_refused_and_folders_are_needed(kind):
     assert kind.validate_checkpoint_id("s3://bucket/step")
     assert kind.validate_checkpoint_id("/tmp/x")
     assert not kind.validate_checkpoint_id(3)
+    # torch 2.9 hides the error of a reader.
+    is_hidden = kind is StorageReader and torch.__version__.startswith("2.9.")
+    reason = "metadata is not None" if is_hidden else "must have a folder"
     call, name = (dcp.save, "storage_writer") if kind is StorageWriter else (dcp.load, "storage_reader")
-    with pytest.raises(dcp.api.CheckpointException, match=r"must have a folder|metadata is not None"):
+    with pytest.raises(dcp.api.CheckpointException, match=reason):
         call({"w": torch.ones(1)}, **{name: kind()}, no_dist=True)
 
 

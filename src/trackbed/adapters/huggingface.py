@@ -89,7 +89,7 @@ class TrainerPosition(TrainerCallback, ExportableState):
         loader = kwargs["train_dataloader"]
         if getattr(loader, "dataset", None) is not self._data or not hasattr(loader, "total_batch_size"):
             wanted = "the train_dataset of the Trainer, which each rank reads by itself (dispatch_batches=False)"
-            raise ArgumentError(f"data must be {wanted}, found a {type(loader).__name__} of another one")
+            raise ArgumentError(f"data must be {wanted}, found a {type(loader).__name__} of another dataset")
         self._consumed = 0
         if not state.global_step:
             return

@@ -45,7 +45,7 @@ class _Batches:
         return self.loader.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Does nothing, as the data module has the position, also between epochs."""
+        self.loader.load_state_dict(self._begin or state)
 
 
 class BlendDataModule(LightningDataModule):

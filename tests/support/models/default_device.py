@@ -1,4 +1,4 @@
-"""Whether torch's own optimizers step on a default device without values."""
+"""Whether the optimizers of torch work where the default device is "meta"."""
 
 import functools
 
