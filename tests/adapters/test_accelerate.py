@@ -38,5 +38,7 @@ def test_what_is_no_loader_of_its_ranks_is_refused(folder):
     accelerator = Accelerator(cpu=True)
     with pytest.raises(ArgumentError, match="loader must be a BatchLoader, found a list"):
         register_loader(accelerator, [1])
+    with pytest.raises(ArgumentError, match="accelerator must be an Accelerator, found a NoneType"):
+        register_loader(None, trackbed.BatchLoader(dataset, batch_size=2))
     with pytest.raises(ArgumentError, match="create it after the Accelerator"):
         register_loader(accelerator, trackbed.BatchLoader(dataset, batch_size=2, rank=0, num_ranks=2))

@@ -80,12 +80,17 @@ def test_grain_reads_records_by_itself_also_in_processes(folder):
 
 def test_wrong_arguments_are_refused(folder):
     dataset = trackbed.open_blend(folder / "blend.toml").train
-    with pytest.raises(ArgumentError, match="dataset must be a split"):
+    with pytest.raises(ArgumentError, match="dataset must be that of a split"):
         MicroBatches([1], 1)
     with pytest.raises(ArgumentError, match="micro_batch_size must be a whole number of at least 1"):
         MicroBatches(dataset, 0)
     with pytest.raises(ArgumentError, match="num_ranks must be above rank, and divide"):
         batch_iterator(MicroBatches(dataset, 1), micro_batches_per_step=3, rank=0, num_ranks=2)
+    with pytest.raises(ArgumentError, match=r"rank must be a whole number of at least 0, found 1.0"):
+        batch_iterator(MicroBatches(dataset, 1), micro_batches_per_step=2, rank=1.0, num_ranks=2)
+    for source in (dataset, MicroBatches(dataset, len(dataset) // 2)):
+        with pytest.raises(ArgumentError, match="source must be MicroBatches, 3 of them or more"):
+            batch_iterator(source, micro_batches_per_step=3, rank=0, num_ranks=1)
     batches = batch_iterator(MicroBatches(dataset, 3), micro_batches_per_step=1, rank=0, num_ranks=1)
     with pytest.raises(ArgumentError, match="must be a multiple of micro_batch_size"):
         batches.set_state({**batches.get_state(), "consumed_samples": 4})

@@ -130,7 +130,9 @@ def test_arguments_with_which_samples_would_be_skipped_or_shuffled_are_refused(n
 
 
 def test_what_is_no_dataset_is_refused():
-    with pytest.raises(ArgumentError, match="dataset must be a split"):
+    with pytest.raises(ArgumentError, match="dataset must be that of a split"):
         TrainerDataset([1])
     with pytest.raises(ArgumentError, match="leave restore_callback_states_from_checkpoint out"):
         TrainerPosition()
+    with pytest.raises(ArgumentError, match=r"data must be the TrainerDataset of training, found 1$"):
+        TrainerPosition(1)

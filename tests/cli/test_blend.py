@@ -198,6 +198,11 @@ def test_the_arguments_of_a_megatron_job_become_a_blend_file(run, tmp_path):
     assert run(*arguments, "blend.toml").stderr == "trackbed: blend.toml: must not exist yet, found a file there\n"
     assert "Missing argument 'BLEND.toml'" in run("blend").stderr
     assert "--from-megatron excludes the options of the plan" in run(*arguments, "--json").stderr
+    newer = run(*arguments, "--for", "megatron-core==99.1")
+    assert (newer.exit_code, "megatron-core==99.1 is newer than 0.19" in newer.stderr) == (0, True)
+    assert "newer" not in run(*arguments, "--for", "megatron-core==0.19.9").stderr
+    zero = run("blend", "--from-megatron", "--data-path a --seq-length 0")
+    assert (zero.exit_code, "--seq-length: must be a whole number of at least 1, found 0" in zero.stderr) == (1, True)
 
 
 def test_a_plot_of_a_hundred_datasets_has_a_row_for_each_entry_and_marks_distant_limits(run, tmp_path):

@@ -114,5 +114,9 @@ def test_limits_are_shown_also_of_a_file_system(run, pair):
     assert maps.startswith("memory maps: up to ")
     assert files.startswith("open files: up to ")
     assert of_pair.endswith("its file system allows as many maps as a process takes")
+    assert run("inspect", "--limits", f"{pair}.bin").stdout.splitlines()[2] == of_pair
+    stored = run("inspect", "--limits", "s3://bucket/pair")
+    assert (stored.exit_code, "must be a pair in a file system" in stored.stderr) == (1, True)
+    assert run("inspect", "--limits", "--json", pair).exit_code == 2
     missing = run("inspect")
     assert (missing.exit_code, "Missing argument 'PREFIX...'" in missing.output) == (2, True)

@@ -3,6 +3,7 @@ import os
 import pty
 import random
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -170,3 +171,12 @@ def test_a_terminal_gets_a_bar_on_stderr(tmp_path):
         process.wait()
         os.close(ours)
     assert b"tokenising" in shown
+
+
+@pytest.mark.parametrize("words", ["--version", "--help", "inspect --limits"])
+def test_an_output_that_takes_nothing_is_one_line_and_a_closed_one_is_none(tmp_path, words):
+    command = f"exec {shlex.quote(sys.executable)} -m trackbed {words}"
+    full = subprocess.run(f"{command} > /dev/full", shell=True, cwd=tmp_path, capture_output=True, text=True)
+    assert (full.returncode, full.stderr) == (1, "trackbed: No space left on device\n")
+    closed = subprocess.run(f"{command} >&-", shell=True, cwd=tmp_path, capture_output=True, text=True)
+    assert (closed.returncode, closed.stderr) == (0, "")

@@ -341,17 +341,21 @@ def test_a_forked_child_must_iterate_again_and_can(dataset):
     loader.close()
 
 
-def test_a_program_that_ends_in_the_middle_ends_well(tmp_path):
+@pytest.mark.parametrize(
+    "made", ["BatchStream(dataset, [list(range(k, k + 8)) for k in range(300)]", "BatchLoader(dataset, batch_size=8"]
+)
+def test_a_program_that_ends_in_the_middle_ends_well(tmp_path, made):
     write_pair(tmp_path / "pair", [5000] * 200)
     program = f"""
         import sys
         sys.path.insert(0, {str(ROOT)!r})
         from tests.support.files.blends import build, gpt_config
+        from trackbed import BatchLoader
         from trackbed.loading import BatchStream
         options = dict(sequence_length=2048, reset_attention_mask=True)
         config = gpt_config(None, blend=([{str(tmp_path / "pair")!r}], None), split="1", **options)
         dataset = build(config, (400, None, None))[0]
-        loader = BatchStream(dataset, [list(range(k, k + 8)) for k in range(300)], ahead=3)
+        loader = {made}, ahead=3)
         iterator = iter(loader)
         next(iterator)
         print("ends")

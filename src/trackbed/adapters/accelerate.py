@@ -20,8 +20,11 @@ def register_loader(accelerator: Accelerator, loader: BatchLoader) -> None:
         loader: the loader, created after the `Accelerator`, so that it knows the ranks.
 
     Raises:
-        ArgumentError: the loader is none, or divides samples among other ranks than the `Accelerator` has.
+        ArgumentError: an argument is of another kind, or the loader divides samples among other ranks than the
+            `Accelerator` has.
     """
+    if not isinstance(accelerator, Accelerator):
+        raise ArgumentError(f"accelerator must be an Accelerator, found a {type(accelerator).__name__}")
     if not isinstance(loader, BatchLoader):
         raise ArgumentError(f"loader must be a BatchLoader, found a {type(loader).__name__}")
     if accelerator.num_processes % loader.num_ranks or loader.rank >= accelerator.num_processes:

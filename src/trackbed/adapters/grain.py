@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from grain import experimental
 
-from trackbed.datasets.batches.reader import ReadsBatches
+from trackbed.datasets.batches.reader import ReadsBatches, check_split
 from trackbed.errors import ArgumentError
 from trackbed.kernels.integers import check_at_least
 from trackbed.loading.samplers import MegatronPretrainingSampler
@@ -34,8 +34,7 @@ class MicroBatches:
     """
 
     def __init__(self, dataset: ReadsBatches, micro_batch_size: int, *, num_threads: int = 1) -> None:
-        if not isinstance(dataset, ReadsBatches):
-            raise ArgumentError(f"dataset must be a split, such as splits.train, found a {type(dataset).__name__}")
+        check_split(dataset)
         check_at_least(1, micro_batch_size=micro_batch_size, num_threads=num_threads)
         self.dataset = dataset
         self.micro_batch_size = micro_batch_size
@@ -77,16 +76,20 @@ def batch_iterator(
         ahead: steps to read ahead on a thread, at least 1.
 
     Raises:
-        ArgumentError: an argument is out of range.
+        ArgumentError: an argument is of another kind or out of range, or the source has fewer records than a step.
     """
     check_at_least(1, micro_batches_per_step=micro_batches_per_step, num_ranks=num_ranks, ahead=ahead)
-    if rank not in range(num_ranks) or micro_batches_per_step % num_ranks:
+    check_at_least(0, rank=rank)
+    if rank >= num_ranks or micro_batches_per_step % num_ranks:
         found = f"rank {rank}, num_ranks {num_ranks} and micro_batches_per_step {micro_batches_per_step}"
         raise ArgumentError(f"num_ranks must be above rank, and divide micro_batches_per_step, found {found}")
+    if not isinstance(source, MicroBatches) or micro_batches_per_step > len(source):
+        raise ArgumentError(f"source must be MicroBatches, {micro_batches_per_step} of them or more, found {source!r}")
     shard = grain.sharding.ShardOptions(shard_index=rank, shard_count=num_ranks)
     reads = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
-    records = grain.MapDataset.source(source)
-    elastic = experimental.ElasticIterator(records, micro_batches_per_step, shard, read_options=reads)
+    elastic = experimental.ElasticIterator(
+        grain.MapDataset.source(source), micro_batches_per_step, shard, read_options=reads
+    )
     return _Batches(experimental.ThreadPrefetchDatasetIterator(iter(elastic), ahead), source, micro_batches_per_step)
 
 

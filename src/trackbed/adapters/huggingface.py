@@ -14,7 +14,7 @@ import torch
 from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
 
-from trackbed.datasets.batches.reader import ReadsBatches
+from trackbed.datasets.batches.reader import ReadsBatches, check_split
 from trackbed.errors import ArgumentError
 from trackbed.kernels.integers import check_at_least
 from trackbed.loading.samplers import MegatronPretrainingSampler
@@ -31,8 +31,7 @@ class TrainerDataset(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
     """
 
     def __init__(self, dataset: ReadsBatches) -> None:
-        if not isinstance(dataset, ReadsBatches):
-            raise ArgumentError(f"dataset must be a split, such as splits.train, found a {type(dataset).__name__}")
+        check_split(dataset)
         self.dataset = dataset
         # Worker processes that live longer than an epoch see it, too.
         self.first: torch.Tensor = torch.zeros(1, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
@@ -65,11 +64,10 @@ class TrainerPosition(TrainerCallback, ExportableState):
     """
 
     def __init__(self, data: TrainerDataset | None = None) -> None:
-        if data is None:
-            hint = (
-                "leave restore_callback_states_from_checkpoint out, with which the Trainer makes callbacks of its own"
-            )
-            raise ArgumentError(f"data must be the dataset of training, found none: {hint}")
+        if not isinstance(data, TrainerDataset):
+            hint = "; leave restore_callback_states_from_checkpoint out, with which the Trainer makes callbacks itself"
+            found = f"{data!r}{hint if data is None else ''}"
+            raise ArgumentError(f"data must be the TrainerDataset of training, found {found}")
         self._data = data
         fingerprint = getattr(data.dataset, "fingerprint", None)
         self._sampler = MegatronPretrainingSampler(len(data), 0, 1, 0, 1, fingerprint=fingerprint)

@@ -8,6 +8,7 @@ import click
 
 from trackbed.cli.output import is_utf8, json_text, printable
 from trackbed.cli.parse import idx_cache_option
+from trackbed.errors import ArgumentError
 from trackbed.plural import number_of
 
 if TYPE_CHECKING:
@@ -73,6 +74,8 @@ def inspect(
     from trackbed.preprocess.pairs import is_list_name
 
     if limits:
+        if as_json:
+            raise click.UsageError("--limits has no --json")
         _show_limits(prefixes)
         return
     if not prefixes:
@@ -104,14 +107,19 @@ def inspect(
         _draw(inspection, first or [])
 
 
-def _show_limits(prefixes: tuple[str, ...]) -> None:
+def _show_limits(names: tuple[str, ...]) -> None:
     """Prints the limits of a process, and the number of maps that the file systems of some pairs allow."""
     from trackbed.files import DESCRIPTORS, MAPS, count_maps
+    from trackbed.files.stores import is_address
+    from trackbed.preprocess import find_pairs
     from trackbed.tokens.paths import get_idx_path
 
+    for name in names:
+        if is_address(name):
+            raise ArgumentError(f"{name}: must be a pair in a file system with --limits, as objects are not mapped")
     click.echo(f"memory maps: up to {MAPS.max_open:,}, half of vm.max_map_count")
     click.echo(f"open files: up to {DESCRIPTORS.max_open:,}, half of ulimit -n")
-    for prefix in prefixes:
+    for prefix in find_pairs(names):
         found, reason = count_maps(get_idx_path(prefix), MAPS.max_open)
         end = f"refuses more: {reason}" if reason else "allows as many maps as a process takes"
         click.echo(f"{prefix}: maps {found:,}, its file system {end}")

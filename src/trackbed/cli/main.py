@@ -20,7 +20,7 @@ from trackbed.cli.ckpt import ckpt
 from trackbed.cli.finish import finish
 from trackbed.cli.inspect import inspect
 from trackbed.cli.merge import merge
-from trackbed.cli.output import EXPECTED, accept_any_text, describe_all
+from trackbed.cli.output import EXPECTED, accept_any_text, describe, describe_all
 from trackbed.cli.preprocess import preprocess
 from trackbed.cli.seal import seal
 from trackbed.cli.show import show
@@ -134,6 +134,9 @@ def main() -> None:
     except SystemExit as end:
         exit_if_busy(end.code if isinstance(end.code, int) else 0)
         raise
+    except OSError as error:  # of --help and --version, which are no commands
+        click.echo(f"trackbed: {describe(error)}", err=True)
+        raise SystemExit(1) from None
 
 
 def _end(number: int, frame: FrameType | None) -> NoReturn:

@@ -6,6 +6,7 @@ Characters that an encoding lacks are escaped, as batch systems and old containe
 import codecs
 import io
 import json
+import os
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,7 +20,13 @@ _HANDLER: Final = "trackbed.escape"
 
 
 def accept_any_text() -> None:
-    """Makes the standard output of this process escape characters that its encoding lacks, instead of failing."""
+    """Makes the standard output of this process take any text: it escapes characters that its encoding lacks.
+
+    Where the standard output or error is closed (`>&-`), text is dropped, and no file is opened in its place.
+    """
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8"))
     codecs.register_error(_HANDLER, _escape)
     if isinstance(sys.stdout, io.TextIOWrapper) and not is_utf8():
         sys.stdout.reconfigure(errors=_HANDLER)

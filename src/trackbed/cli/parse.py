@@ -67,7 +67,7 @@ class Release(click.ParamType):  # type: ignore[type-arg,unused-ignore]
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Checks the value, and returns it."""
-        from trackbed.datasets.megatron_releases import check_release
+        from trackbed.datasets.megatron_releases import COMPARED_WITH, is_newer_than_compared
         from trackbed.errors import ArgumentError
 
         name, has_release, release = value.partition("==")
@@ -76,9 +76,12 @@ class Release(click.ParamType):  # type: ignore[type-arg,unused-ignore]
             self.fail(f"must be one of {wanted}, found {value!r}")
         if has_release:
             try:
-                check_release(release)
+                is_newer = is_newer_than_compared(release)
             except ArgumentError as error:
                 self.fail(str(error))
+            if is_newer:
+                told = f"{value} is newer than {COMPARED_WITH[-1]}, up to which Trackbed has been compared with it"
+                click.echo(f"trackbed: {told}", err=True)
         return value
 
 

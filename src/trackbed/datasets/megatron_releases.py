@@ -15,18 +15,27 @@ _WITH_LAST_ID: Final = Version("0.18")
 
 
 def check_release(release: str) -> Version:
-    """Returns a release as a version.
+    """Returns a release as a version. A candidate such as "0.18.0rc0" counts as its release.
 
     Raises:
         ArgumentError: it is none, or older than 0.16.
     """
     try:
-        version = Version(release)
+        version = Version(Version(release).base_version)
     except (InvalidVersion, TypeError):
         version = Version("0")
     if version < _OLDEST:
         raise ArgumentError(f"a release of Megatron Core must be a version from {_OLDEST} on, found {release!r}")
     return version
+
+
+def is_newer_than_compared(release: str) -> bool:
+    """True for a release behind those that tests compare Trackbed with.
+
+    >>> [is_newer_than_compared(release) for release in ("0.19", "0.19.5", "0.20.0rc1")]
+    [False, False, True]
+    """
+    return check_release(release).release[:2] > Version(COMPARED_WITH[-1]).release[:2]
 
 
 def use_release(release: str) -> None:
@@ -66,7 +75,7 @@ def has_chat_template(release: str) -> bool:
 def plans_layouts_elsewhere(release: str) -> bool:
     """True if the optimizer plans the layout of the buffers, and gives it to the wrapper of a release.
 
-    >>> plans_layouts_elsewhere("0.17.1"), plans_layouts_elsewhere("0.18.2")
-    (False, True)
+    >>> [plans_layouts_elsewhere(release) for release in ("0.17.1", "0.18.0rc0", "0.18.2")]
+    [False, True, True]
     """
-    return Version(release) >= Version("0.18")
+    return Version(Version(release).base_version) >= Version("0.18")

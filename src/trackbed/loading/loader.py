@@ -8,7 +8,7 @@ import torch
 
 from trackbed.comm.launch import parse_launch, threads_per_rank
 from trackbed.comm.torch_group import current_group
-from trackbed.datasets.batches.reader import ReadsBatches
+from trackbed.datasets.batches.reader import check_split
 from trackbed.datasets.blend.dataset import SplitDataset
 from trackbed.errors import ArgumentError
 from trackbed.kernels.integers import check_at_least
@@ -78,10 +78,7 @@ class BatchLoader(BatchStream):
         shuffle_ranks: bool | None = None,
     ) -> None:
         rank, size = _place() if rank is None and num_ranks is None else _given_place(rank, num_ranks)
-        if not isinstance(dataset, ReadsBatches):
-            raise ArgumentError(
-                f"dataset must be that of a split, such as splits.train, found a {type(dataset).__name__}"
-            )
+        check_split(dataset)
         check_at_least(1, batch_size=batch_size)
         check_at_least(0, consumed_samples=consumed_samples)
         if not isinstance(drop_last, (bool, np.bool_)):

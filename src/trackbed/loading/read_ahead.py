@@ -68,6 +68,8 @@ class ReadAhead(Generic[Item]):
         self._queue = _Queue(make, depth, on_end)
         self._process = os.getpid()
         self._is_over = False
+        self.has_exited = False
+        """True once the program exits: the interpreter then takes modules apart, and little can be called."""
         # Ends the thread if the constructor is interrupted, as the caller then has no object to close.
         weakref.finalize(self, self._queue.end).atexit = False
         _LIVE.add(self)
@@ -100,7 +102,7 @@ class ReadAhead(Generic[Item]):
 
         Returns:
             True if the thread has ended. False if it is the calling thread, which happens if this object is
-            garbage-collected there; it then ends after its current item.
+            garbage-collected there; it then ends after its current item. False, too, once the program exits.
         """
         if not self._is_over:
             if self._process == os.getpid():
@@ -111,7 +113,7 @@ class ReadAhead(Generic[Item]):
                 self._queue.close_items()
             self._is_over = True
             self._queue = _Queue(lambda: iter(()), 0, lambda: None)  # drops prefetched items
-        return True
+        return not self.has_exited
 
     def end(self) -> None:
         """Ends the thread after its current item, without waiting for it."""
@@ -241,6 +243,7 @@ def _close_all() -> None:
     """Ends all prefetch threads: the interpreter cannot stop a thread that is inside a kernel."""
     for one in list(_LIVE):
         one.close()
+        one.has_exited = True
 
 
 _Job = TypeVar("_Job")

@@ -159,7 +159,7 @@ def test_what_the_job_does_not_give_is_a_comment():
         ("--train-data-path a --split 9,1", "must not have --split with a blend per split"),
         ("--data-path 3 a x b", "in place of weights"),
         ("--data-path 'a", "must be quoted as in a shell, found: No closing quotation"),
-        ("--data-path a --seq-length many", "invalid int value: 'many'"),
+        ("--data-path a --seq-length many", "must be a whole number of at least 1, found many"),
     ],
 )
 def test_arguments_that_contradict_each_other_are_refused(arguments, words):

@@ -167,6 +167,12 @@ class ReadsBatches(ABC):
         return [self[position] for position in positions.tolist()]
 
 
+def check_split(dataset: object) -> None:
+    """Raises an `ArgumentError` for anything else than the dataset of a split."""
+    if not isinstance(dataset, ReadsBatches):
+        raise ArgumentError(f"dataset must be that of a split, such as splits.train, found a {type(dataset).__name__}")
+
+
 class GatherKernel(Protocol):
     """A kernel with what all batches of one configuration have in common."""
 

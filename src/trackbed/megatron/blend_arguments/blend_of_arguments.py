@@ -5,7 +5,7 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from itertools import count
 from pathlib import Path
@@ -78,6 +78,17 @@ class _Parser(argparse.ArgumentParser):
         raise ArgumentError(f"{_WHERE}: {message}")
 
 
+def _at_least(least: int) -> Callable[[str], int]:
+    """Returns a type of arguments: whole numbers from `least` on."""
+
+    def number(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"must be a whole number of at least {least}, found {text}")
+        return int(text)
+
+    return number
+
+
 def _parser() -> _Parser:
     parser = _Parser(add_help=False, allow_abbrev=False)
     for name in _PREFIX_LISTS:
@@ -94,10 +105,12 @@ def _parser() -> _Parser:
     parser.add_argument("--tiktoken-num-special-tokens", type=int, default=1000)
     parser.add_argument("--tokenizer-special-tokens", nargs="+")
     parser.add_argument("--rampup-batch-size", nargs="*")
-    for name in ("seq-length", "train-iters", "train-samples", "global-batch-size", "seed", "vocab-size"):
-        parser.add_argument(f"--{name}", type=int)
-    parser.add_argument("--eval-iters", type=int, default=100)
-    parser.add_argument("--eval-interval", type=int, default=1000)
+    for name in ("seq-length", "global-batch-size", "vocab-size"):
+        parser.add_argument(f"--{name}", type=_at_least(1))
+    for name in ("train-iters", "train-samples", "seed"):
+        parser.add_argument(f"--{name}", type=_at_least(0))
+    parser.add_argument("--eval-iters", type=_at_least(0), default=100)
+    parser.add_argument("--eval-interval", type=_at_least(1), default=1000)
     parser.add_argument("--num-dataset-builder-threads", type=int)
     parser.add_argument("--mid-level-dataset-surplus", type=float)
     for name in (*_FLAGS, *_SWITCHES, *_TOKENIZER_SWITCHES):
