@@ -2,94 +2,38 @@
 
 import contextlib
 import errno
-import fcntl
 import itertools
 import logging
-import os
-import socket
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from trackbed.checkpoint.commit import commit_checkpoint
 from trackbed.errors import CheckpointError
+from trackbed.files.folder_lock import FolderLock
 from trackbed.files.publish import Writer, find_partials, flush_to_disk, new_partial, publish, remove_partial
 
 logger = logging.getLogger(__name__)
 
 LOCK_NAME: Final = ".checkpointer.lock"
 _PARTIAL: Final = "partial."
-_NO_LOCKS: Final = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
-_locked: Final[set[str]] = set()
-"""Folders that this process keeps: locks of one process do not exclude each other."""
 
 
-class FolderLock:
-    """Lock of a folder, which one job holds while it keeps checkpoints there. It ends with the process.
-
-    Args:
-        folder: the folder, which must exist.
+def lock_folder(folder: Path) -> FolderLock:
+    """Takes the lock of a folder of checkpoints.
 
     Raises:
-        CheckpointError: another job holds it. Where the file system has no locks, there is no error.
+        CheckpointError: another job, or another Checkpointer of this one, keeps checkpoints there.
         OSError: the file of the lock cannot be opened.
     """
+    return FolderLock(folder, LOCK_NAME, partial(_refusal, folder))
 
-    def __init__(self, folder: Path) -> None:
-        self._name = os.path.realpath(folder)
-        if self._name in _locked:
-            raise CheckpointError(f"{folder}: must be kept by one Checkpointer, but one of this process is open")
-        # A lock of `lockf` belongs to the process alone; one of `flock` would live on in forked workers.
-        self._descriptor = self._open(folder)
-        self._is_held = True
-        _locked.add(self._name)
 
-    def _open(self, folder: Path) -> int:
-        descriptor = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
-        try:
-            self._lock(descriptor, folder)
-        except BaseException:
-            os.close(descriptor)
-            raise
-        return descriptor
-
-    def check(self, folder: Path) -> None:
-        """Takes the lock again, which the process has lost if it has closed the file, or the folder was removed.
-
-        Raises:
-            CheckpointError: another job has taken it meanwhile.
-            OSError: the file cannot be opened.
-        """
-        folder.mkdir(parents=True, exist_ok=True)
-        self._lock(self._descriptor, folder)
-        with contextlib.suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(self._descriptor), (folder / LOCK_NAME).lstat()):
-                return
-        found = self._open(folder)
-        os.close(self._descriptor)
-        self._descriptor = found
-
-    @staticmethod
-    def _lock(descriptor: int, folder: Path) -> None:
-        try:
-            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno in (errno.EACCES, errno.EAGAIN):
-                holder = os.pread(descriptor, 256, 0).decode(errors="replace").strip() or "another process"
-                raise CheckpointError(
-                    f"{folder}: must be kept by one job, but {holder} keeps checkpoints in it"
-                ) from None
-            if error.errno not in _NO_LOCKS:
-                raise
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"process {os.getpid()} of {socket.gethostname()}\n".encode(), 0)
-
-    def release(self) -> None:
-        """Lets another job keep the folder."""
-        if self._is_held:
-            self._is_held = False
-            _locked.discard(self._name)
-            os.close(self._descriptor)
+def _refusal(folder: Path, holder: str | None) -> CheckpointError:
+    if holder is None:
+        return CheckpointError(f"{folder}: must be kept by one Checkpointer, but one of this process is open")
+    return CheckpointError(f"{folder}: must be kept by one job, but {holder} keeps checkpoints in it")
 
 
 def remove_dead_partials(folder: Path, is_name: Callable[[str], bool]) -> None:

@@ -11,15 +11,16 @@ from trackbed.checkpoint.format.extents import Described
 from trackbed.checkpoint.io.file_reader import AnyFolder
 from trackbed.checkpoint.local_save import LocalSave
 from trackbed.checkpointer.folders import (
-    FolderLock,
     commit_or_replace,
     hide_checkpoint,
+    lock_folder,
     remove_dead_partials,
     set_aside,
 )
 from trackbed.checkpointer.steps import StepNames, steps_in
 from trackbed.checkpointer.stored_run import StoredRun
 from trackbed.errors import ArgumentError
+from trackbed.files.folder_lock import FolderLock
 from trackbed.files.publish import remove_partial
 
 
@@ -46,7 +47,7 @@ class LocalRun:
             OSError: the folder cannot be made or read.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._lock = FolderLock(self._folder)
+        self._lock = lock_folder(self._folder)
         try:
             remove_dead_partials(self._folder, lambda name: names.step_of(name) is not None)
         except BaseException:
