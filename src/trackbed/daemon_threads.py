@@ -11,7 +11,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, wait
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, NoReturn, Self, TypeVar
 
 _Result = TypeVar("_Result")
 _POLL_SECONDS: Final = 0.1
@@ -102,9 +102,14 @@ def run_in_thread(work: Callable[[], _Result]) -> _Result:
 def exit_if_busy(code: int) -> None:
     """Exits at once if a thread of `run_in_thread` still runs, as a regular shutdown of the interpreter would crash."""
     if any(thread.name == _NAME for thread in threading.enumerate()):
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+        exit_at_once(code)
+
+
+def exit_at_once(code: int) -> NoReturn:
+    """Exits without a regular shutdown of the interpreter, after all that was printed."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _can_start(thread: threading.Thread) -> bool:

@@ -47,7 +47,9 @@ def divided(whole, layout, *, is_empty):
         local = whole.new_zeros((0,))
     else:
         places = part_of(np.arange(math.prod(shape)).reshape(shape), layout, coordinate)
-        local = whole.reshape(-1)[torch.from_numpy(np.array(places)).reshape(-1)].view(places.shape)
+        flat = whole.reshape(-1)
+        flat = flat.view(torch.uint8) if flat.element_size() == 1 else flat  # torch 2.9 cannot index 8-bit floats
+        local = flat[torch.from_numpy(np.array(places)).reshape(-1)].view(whole.dtype).view(places.shape)
     local = torch.zeros_like(local) if is_empty else local.clone()
     strides = torch.empty(shape, device="meta").stride()
     return DTensor.from_local(local, mesh, layout.placements, run_check=False, shape=torch.Size(shape), stride=strides)

@@ -214,9 +214,9 @@ def check(history, options, folder, failures):
             else:
                 run.restart()
     finally:
+        logging.disable(logging.NOTSET)
         failures.disarm()
         run.checkpointer.close()
-        logging.disable(logging.NOTSET)
 
 
 @settings(max_examples=min(settings().max_examples, 1000))

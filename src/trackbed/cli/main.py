@@ -26,7 +26,7 @@ from trackbed.cli.seal import seal
 from trackbed.cli.show import show
 from trackbed.cli.train_tokenizer import train_tokenizer
 from trackbed.cli.verify import verify
-from trackbed.daemon_threads import exit_if_busy
+from trackbed.daemon_threads import exit_at_once, exit_if_busy
 from trackbed.version import __version__
 
 _SECTIONS: Final = {
@@ -35,6 +35,9 @@ _SECTIONS: Final = {
     "Checkpoints": (ckpt,),
 }
 """Commands under the headings of `trackbed --help`, in order."""
+
+
+_INTERRUPTED: Final = 128 + signal.SIGINT
 
 
 class _CommandLine(click.Group):
@@ -80,7 +83,7 @@ class _CommandLine(click.Group):
 
 def _exit_interrupted(ctx: click.Context, stop: KeyboardInterrupt) -> NoReturn:
     click.echo(f"trackbed: interrupted{': ' if str(stop) else ''}{stop}", err=True)
-    ctx.exit(128 + signal.SIGINT)
+    ctx.exit(_INTERRUPTED)
 
 
 def _has_secret(word: str) -> bool:
@@ -132,7 +135,10 @@ def main() -> None:
     try:
         trackbed(prog_name="trackbed")
     except SystemExit as end:
-        exit_if_busy(end.code if isinstance(end.code, int) else 0)
+        code = end.code if isinstance(end.code, int) else 0
+        if code == _INTERRUPTED:
+            exit_at_once(code)  # Python 3.12.1 crashes as it frees what an interrupted message to a process has left
+        exit_if_busy(code)
         raise
     except OSError as error:  # of --help and --version, which are no commands
         click.echo(f"trackbed: {describe(error)}", err=True)
