@@ -1,10 +1,10 @@
 """Tokens in, gradients across, checkpoints out: the layers under a model in LLM pre-training.
 
 Begin with `open_blend` and `BatchLoader` for data, `DistributedDataParallel` and `DataParallelOptimizer` for gradients,
-`sharded_state`, `save` and `load_sharded_state` for checkpoints. Names and packages are imported when they are first
-used. Each layer has more in its package: `trackbed.tokens`, `trackbed.preprocess`, `trackbed.datasets`,
-`trackbed.builder`, `trackbed.blends`, `trackbed.loading`, `trackbed.grads`, `trackbed.optim` and
-`trackbed.checkpoint`; `trackbed.megatron` puts them under Megatron Core's names.
+`sharded_state`, `save` and `load_sharded_state` for checkpoints; `open_run` records what was fed. Names and packages
+are imported when they are first used. Each layer has more in its package: `trackbed.tokens`, `trackbed.preprocess`,
+`trackbed.datasets`, `trackbed.builder`, `trackbed.blends`, `trackbed.loading`, `trackbed.ledger`, `trackbed.grads`,
+`trackbed.optim` and `trackbed.checkpoint`; `trackbed.megatron` puts them under Megatron Core's names.
 """
 
 from typing import TYPE_CHECKING
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from trackbed import errors as errors
     from trackbed import grads as grads
     from trackbed import index as index
+    from trackbed import ledger as ledger
     from trackbed import loading as loading
     from trackbed import megatron as megatron
     from trackbed import optim as optim
@@ -49,10 +50,13 @@ if TYPE_CHECKING:
     from trackbed.errors import GradientError as GradientError
     from trackbed.errors import OversampleError as OversampleError
     from trackbed.errors import PlanError as PlanError
+    from trackbed.errors import RunError as RunError
     from trackbed.errors import StoreError as StoreError
     from trackbed.errors import TrackbedError as TrackbedError
     from trackbed.grads import DistributedDataParallel as DistributedDataParallel
     from trackbed.grads import DistributedDataParallelConfig as DistributedDataParallelConfig
+    from trackbed.ledger.run import Run as Run
+    from trackbed.ledger.run import open_run as open_run
     from trackbed.loading.loader import BatchLoader as BatchLoader
     from trackbed.optim import DataParallelOptimizer as DataParallelOptimizer
     from trackbed.optim import StepReport as StepReport
@@ -70,12 +74,14 @@ __getattr__, __dir__, __all__ = lazy_names(
         "trackbed.datasets.blend.dataset": "SplitDataset",
         "trackbed.errors": (
             "ArgumentError BlendFileError CacheError CheckpointError CollectiveError FormatError GradientError "
-            "OversampleError PlanError StoreError TrackbedError"
+            "OversampleError PlanError RunError StoreError TrackbedError"
         ),
         "trackbed.grads": "DistributedDataParallel DistributedDataParallelConfig",
+        "trackbed.ledger.run": "Run open_run",
         "trackbed.loading.loader": "BatchLoader",
         "trackbed.optim": "DataParallelOptimizer StepReport load_sharded_state sharded_state",
     },
     present="__version__",
-    modules="blends builder checkpoint comm datasets errors grads index loading megatron optim preprocess tokens",
+    modules="blends builder checkpoint comm datasets errors grads index ledger loading megatron optim preprocess "
+    "tokens",
 )

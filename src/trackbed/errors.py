@@ -9,6 +9,7 @@
     +-- StoreError        an object store does not give what was asked for
     +-- CollectiveError   ranks disagree, or one of them failed
     +-- CheckpointError   a checkpoint cannot be saved, loaded or verified
+    +-- RunError          the record of a run cannot be kept
     +-- GradientError     a gradient is missing, not finite, or out of order: an AssertionError too,
     |                     because Megatron Core asserts there
     +-- ArgumentError     an argument is out of range: a ValueError, and an AssertionError too,
@@ -32,6 +33,7 @@ __all__ = [
     "GradientError",
     "OversampleError",
     "PlanError",
+    "RunError",
     "StoreError",
     "TrackbedError",
 ]
@@ -97,6 +99,10 @@ class CollectiveError(TrackbedError):
 
 class CheckpointError(TrackbedError):
     """A checkpoint cannot be saved, loaded or verified; the message names file, tensor or rank."""
+
+
+class RunError(TrackbedError):
+    """The record of a run cannot be kept; the message names its folder."""
 
 
 class GradientError(TrackbedError, AssertionError):

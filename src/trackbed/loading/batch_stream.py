@@ -27,6 +27,7 @@ from trackbed.loading.device import DeviceBatch, DeviceCopies, on_device, with_i
 from trackbed.loading.position import BatchSampler, CountedBatches, check_data, check_mapping
 from trackbed.loading.read_ahead import ReadAhead, fetch_ahead
 from trackbed.loading.ring import Ring
+from trackbed.loading.sample_hashes import SampleHashes, digests_of
 from trackbed.loading.samplers import Positioned
 
 
@@ -65,6 +66,8 @@ class _PreparedBatch(NamedTuple):
     """`[K]` tokens of each dataset."""
     state: dict[str, Any]
     """The sampler's position after the batch."""
+    hashes: SampleHashes | None = None
+    """Digests of the samples, where they are taken."""
 
 
 class BatchStream:
@@ -118,6 +121,8 @@ class BatchStream:
         """Copies to each device that has been used. They outlive an iteration, and so does the ring."""
         self._state: dict[str, Any] | None = None
         self._run: ReadAhead[_PreparedBatch] | None = None
+        self._hashed: list[SampleHashes] | None = None
+        """Digests of the batches that were returned since the last call of `pop_hashes`; None to take none."""
         self._is_stored = reads_objects(dataset)
         data = getattr(dataset, "data_checksum", None)
         self._data = data if isinstance(data, DataChecksum) else None
@@ -162,6 +167,8 @@ class BatchStream:
         counters.stall_seconds += stall
         counters.tokens += prepared.tokens
         self._state = prepared.state
+        if self._hashed is not None and prepared.hashes is not None:
+            self._hashed.append(prepared.hashes)
         return prepared.batch.wait() if isinstance(prepared.batch, DeviceBatch) else prepared.batch
 
     def _leave(self, run: ReadAhead[_PreparedBatch]) -> None:
@@ -183,6 +190,16 @@ class BatchStream:
         """Ends the active iteration, if any, and its thread."""
         if self._run is not None:
             self._leave(self._run)
+
+    def hash_samples(self) -> None:
+        """Takes the SHA-256 of each sample of further iterations, where batches are read ahead."""
+        self.close()
+        self._hashed = []
+
+    def pop_hashes(self) -> list[SampleHashes]:
+        """Returns the digests of the batches that were returned since the last call. Needs `hash_samples` first."""
+        found, self._hashed = self._hashed or [], []
+        return found
 
     @property
     def counters(self) -> LoaderCounters:
@@ -253,8 +270,14 @@ class BatchStream:
         with on_device(device):
             batch = self._gather(indices, fetched, ended)
             tokens = self._tokens(batch)
+            hashes = None if self._hashed is None else self._hashes(indices, batch)
             lent = self._ring.lend(batch) if self._is_reused else batch
-            return _PreparedBatch(lent if copies is None else copies.begin(lent), len(indices), tokens, state)
+            return _PreparedBatch(lent if copies is None else copies.begin(lent), len(indices), tokens, state, hashes)
+
+    def _hashes(self, indices: Sequence[int], batch: Batch) -> SampleHashes:
+        texts = _texts(batch)
+        datasets = batch["dataset_id"].tolist() if "dataset_id" in batch else [0] * len(indices)
+        return SampleHashes(list(indices), digests_of(texts), datasets, texts.shape[1])
 
     def _gather(self, indices: Sequence[int], fetched: FetchedBytes | None, ended: Flag) -> Batch:
         memory = self._memory(len(indices))
@@ -286,11 +309,16 @@ class BatchStream:
 
     def _tokens(self, batch: Batch) -> Any:
         """`[K]` number of tokens of each dataset in a batch; of T5, tokens of the encoder."""
-        tokens = next((batch[name] for name in _TEXTS if name in batch), torch.empty((batch.size, 0)))
+        tokens = _texts(batch)
         if len(self.counters.tokens) == 1 or "dataset_id" not in batch:
             return tokens.numel()
         per_sample = tokens.shape[1:].numel()  # of a batch of no samples too
         return np.bincount(batch["dataset_id"].numpy(), minlength=len(self.counters.tokens)) * per_sample
+
+
+def _texts(batch: Batch) -> torch.Tensor:
+    """The tokens of a batch, `[B, ...]`; of T5, those of the encoder."""
+    return next((batch[name] for name in _TEXTS if name in batch), torch.empty((batch.size, 0)))
 
 
 def _is_cuda(device: torch.device | str) -> bool:

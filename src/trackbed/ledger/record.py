@@ -1,0 +1,71 @@
+"""What the files of a run say: the steps that count, and what has happened (docs/formats/run.md)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from trackbed.errors import FormatError
+from trackbed.ledger.lines import read_lines
+
+STEPS: Final = "steps.jsonl"
+EVENTS: Final = "events.jsonl"
+BLENDS: Final = "blends"
+BEGIN: Final = "begin"
+"""Event before the first step of a job."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """The record of a run."""
+
+    steps: list[dict[str, Any]]
+    """Lines of the steps that count, in the order of their numbers."""
+    superseded: list[dict[str, Any]]
+    """Lines of steps that were trained again, from a checkpoint before them."""
+    events: list[dict[str, Any]]
+    """All events, in their order."""
+
+
+def read_run(folder: str | Path) -> RunRecord:
+    """Reads the record of a run, also while a job adds to it.
+
+    Raises:
+        FormatError: there is none in the folder, or it is damaged.
+        OSError: it cannot be read.
+    """
+    folder = Path(folder)
+    if not (folder / EVENTS).exists():
+        raise FormatError(f"{folder}: must be the folder of a run, with {EVENTS}, found none")
+    steps = read_lines(folder / STEPS)
+    events = [fields for _, fields in read_lines(folder / EVENTS)]
+    try:
+        begins = [(int(one["steps_bytes"]), int(one["after_step"])) for one in events if one.get("event") == BEGIN]
+        counts = which_count([(start, int(fields["step"])) for start, fields in steps], begins)
+    except (KeyError, TypeError, ValueError) as error:
+        raise FormatError(f"{folder}: a line must have the fields of its kind, found: {error!r}") from None
+    kept = [fields for (_, fields), is_kept in zip(steps, counts, strict=True) if is_kept]
+    others = [fields for (_, fields), is_kept in zip(steps, counts, strict=True) if not is_kept]
+    return RunRecord(kept, others, events)
+
+
+def which_count(steps: Sequence[tuple[int, int]], begins: Sequence[tuple[int, int]]) -> list[bool]:
+    """Says of each line whether its step counts: no job that began later has trained that step again.
+
+    Args:
+        steps: first byte and step of each line, in their order.
+        begins: size of the file when a job began, and the step behind which it began.
+
+    >>> which_count([(0, 1), (50, 2), (100, 3), (150, 2)], [(0, 0), (150, 1)])
+    [True, False, False, True]
+    """
+    # A job that has not come to a step has superseded nothing, so it does not matter where it would have begun.
+    end = steps[-1][0] if steps else -1
+    remaining = sorted({size: after for size, after in begins if size <= end}.items())
+    found, lowest = [], None
+    for start, step in reversed(steps):
+        while remaining and remaining[-1][0] > start:
+            after = remaining.pop()[1]
+            lowest = after if lowest is None else min(lowest, after)
+        found.append(lowest is None or step <= lowest)
+    return found[::-1]

@@ -1,0 +1,323 @@
+"""A training run and its record: `trackbed.open_run`."""
+
+import itertools
+import os
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+from weakref import WeakKeyDictionary
+
+from trackbed.blends.open import Splits, open_blend
+from trackbed.comm import SOLO, Group
+from trackbed.comm.torch_group import check_initialized, current_group
+from trackbed.datasets.blend.dataset import SplitDataset
+from trackbed.errors import ArgumentError, RunError
+from trackbed.files.folder_lock import FolderLock
+from trackbed.files.publish import new_partial, publish, write_new
+from trackbed.kernels.integers import check_at_least
+from trackbed.ledger.record import BLENDS
+from trackbed.ledger.recorder import Loss, Observer, Recorder, RunFiles
+from trackbed.loading.loader import BatchLoader
+from trackbed.version import __version__
+
+_WHERE: Final = "trackbed.open_run"
+_LOCK_NAME: Final = ".run.lock"
+_VERSION: Final = 1
+_numbers: Final["WeakKeyDictionary[Any, Iterator[int]]"] = WeakKeyDictionary()
+"""Numbers of the next run of each group, the same on all ranks."""
+
+
+class Run:
+    """A training run: its data, its position, and the record of what was fed in each step.
+
+    `trackbed.open_run` makes it. In a program:
+
+        with trackbed.open_run("runs/first", blend="blend.toml") as run:
+            loader = run.loader(batch_size=8)
+            for batch in loader:
+                losses = ...  # of each sample
+                run.record(losses)
+
+    Attributes:
+        folder: folder of the run.
+        splits: the datasets, as `trackbed.open_blend` returns them.
+        step: number of steps that were recorded, those before a resume included.
+    """
+
+    def __init__(
+        self, folder: Path, splits: Splits, group: Group, files: RunFiles | None, lock: FolderLock | None
+    ) -> None:
+        self.folder = folder
+        self.splits = splits
+        self.step = 0
+        self._lock = lock
+        self._recorder = Recorder(group, files)
+        self._is_alone = group.size == 1
+        self._loader: BatchLoader | None = None
+        self._loaded: Mapping[str, Any] | None = None
+        """State of the loader that is made next."""
+        self._stalled = 0.0
+        """Seconds for which the loader has waited up to the last step."""
+        self._has_begun = False
+        self._is_closed = False
+
+    @property
+    def train(self) -> SplitDataset:
+        """Dataset of training."""
+        return self.splits.train
+
+    def loader(self, *, batch_size: int, **options: Any) -> BatchLoader:
+        """Makes the loader of the training data, whose batches are recorded.
+
+        Args:
+            batch_size: samples of a rank and micro-batch, at least 1.
+            options: further arguments of `trackbed.BatchLoader`.
+
+        Raises:
+            ArgumentError: an argument is out of range, or the run has a loader.
+        """
+        self._check_open()
+        if self._loader is not None:
+            raise ArgumentError("a run must have one loader, found a second call of Run.loader")
+        loader = BatchLoader(self.train, batch_size=batch_size, **options)
+        loader.hash_samples()
+        if self._loaded is not None:
+            loader.load_state_dict(self._loaded)
+            self._loaded = None
+        self._loader = loader
+        return loader
+
+    def record(
+        self,
+        loss: Loss,
+        *,
+        grad_norm: Any = None,
+        checkpoint_seconds: float = 0.0,
+        communication_seconds: float = 0.0,
+        **further: float | str | None,
+    ) -> None:
+        """Records a step: the batches that the loader has returned since the last one. Call it on every rank.
+
+        The line is written on a thread, which gathers what all ranks have read. It holds this thread for some
+        microseconds.
+
+        Args:
+            loss: loss of each sample, in the order in which they came, or the mean loss of this rank's samples. Of
+                losses by sample the line has the mean for each dataset, too, and its sums do not depend on the ranks.
+            grad_norm: norm of the gradients, if it is known.
+            checkpoint_seconds: time for which saves have held the step.
+            communication_seconds: time for which the step has waited for other ranks.
+            further: further values of the line, by name.
+
+        Raises:
+            ArgumentError: the number of losses is neither 1 nor that of the samples.
+            CollectiveError: the line of a step before could not be written, on some rank.
+        """
+        self._check_open()
+        if self._loader is None:
+            raise ArgumentError("a step can be recorded after Run.loader, found no loader")
+        batches = self._loader.pop_hashes()
+        num_samples = sum(len(batch.positions) for batch in batches)
+        num_losses = loss.numel() if hasattr(loss, "numel") else len(loss) if isinstance(loss, Sequence) else 1
+        if num_losses not in (1, num_samples):
+            raise ArgumentError(
+                f"loss must be one number, or one for each of {num_samples} samples, found {num_losses}"
+            )
+        if not self._has_begun:
+            self._has_begun = True
+            self._recorder.call(partial(_begin, self.step))
+        self.step += 1
+        stalled, self._stalled = self._stalled, self._loader.counters.stall_seconds
+        fields = {
+            **further,
+            "grad_norm": grad_norm,
+            "stall_seconds": round(self._stalled - stalled, 6),
+            "checkpoint_seconds": round(checkpoint_seconds, 6),
+            "communication_seconds": round(communication_seconds, 6),
+        }
+        self._recorder.step(self.step, batches, loss, self._loader.num_ranks, fields)
+
+    def event(self, kind: str, **fields: Any) -> None:
+        """Records that something has happened, behind the last step. Only rank 0 writes it.
+
+        Args:
+            kind: what it is, such as "evaluation".
+            fields: values that can be written as JSON.
+        """
+        self._check_open()
+        self._recorder.call(partial(_add_event, kind, {"step": self.step, **fields}))
+
+    def flush(self) -> None:
+        """Waits until the lines of all steps are written and durable.
+
+        Raises:
+            CollectiveError: one could not be written, on some rank.
+        """
+        self._recorder.flush()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the position of the run, behind the last recorded step, for a checkpoint.
+
+        Waits until the lines of these steps are written: so none that a checkpoint covers is lost.
+        """
+        self.flush()
+        loader = None if self._loader is None else self._loader.state_dict()
+        return {"version": _VERSION, "step": self.step, "loader": loader}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on behind a position. Later steps in the record are superseded by those that follow.
+
+        Raises:
+            ArgumentError: it is no position of a run, or one of other data.
+        """
+        self._check_open()
+        if not isinstance(state, Mapping) or state.get("version") != _VERSION:
+            raise ArgumentError(f"the state of a run must have version {_VERSION}, found {state!r}")
+        check_at_least(0, step=state.get("step"))
+        loaded: Any = state.get("loader")
+        if self._loader is None:
+            self._loaded = loaded
+        elif loaded is not None:
+            self._loader.load_state_dict(loaded)
+            self._loader.pop_hashes()
+        self.step = int(state["step"])
+        self._has_begun = False
+
+    def close(self) -> None:
+        """Waits for all lines, and ends the run's thread. May be called more than once.
+
+        Raises:
+            CollectiveError: a line could not be written, on some rank.
+        """
+        if self._is_closed:
+            return
+        try:
+            self._recorder.call(partial(_add_event, "close", {"step": self.step}))
+            self.flush()
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        """Ends everything, without waiting for other ranks."""
+        self._is_closed = True
+        if self._loader is not None:
+            self._loader.close()
+        self._recorder.close()
+        if self._lock is not None:
+            self._lock.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Closes the run. After an error it does not wait for other ranks, which may wait for this one elsewhere."""
+        if error is None or (self._is_alone and isinstance(error, Exception)):
+            self.close()
+        elif not self._is_closed:
+            self._end()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ArgumentError(f"{self.folder}: the run must be open, found it is closed")
+
+    def __repr__(self) -> str:
+        """Says where the run is."""
+        return f"<Run: {self.folder}, {self.step:,} steps, {self.splits!r}>"
+
+
+def open_run(
+    folder: str | os.PathLike[str],
+    *,
+    blend: str | os.PathLike[str],
+    observers: Sequence[Observer] = (),
+    **options: Any,
+) -> Run:
+    """Opens a training run: its data, and its record in a folder, which is made if there is none.
+
+    Collective over the ranks of `torch.distributed`, if it is initialised. A run that goes on opens the same folder,
+    and gives `Run.load_state_dict` what `Run.state_dict` has returned for the checkpoint.
+
+    Args:
+        folder: folder of the record (docs/formats/run.md), such as the one of the checkpoints or the one above.
+        blend: blend file (docs/formats/blend-file.md). The folder keeps a copy of each version of it.
+        observers: are told of steps and events, on rank 0; such as `trackbed.ledger.TensorBoardObserver`.
+        options: further arguments of `trackbed.open_blend`.
+
+    Raises:
+        RunError: another job keeps its record in the folder.
+        BlendFileError: settings are invalid, or data are missing or damaged; lists all problems.
+        OSError: the folder cannot be written, or the blend file not read.
+        CollectiveError: among several ranks, one of them failed.
+    """
+    check_initialized(_WHERE)
+    group: Group = current_group() or SOLO
+    splits = open_blend(blend, **options)
+    place = Path(folder).absolute()
+    files: RunFiles | None = None
+    lock: FolderLock | None = None
+    try:
+        with group.guarded(f"opening the run in {place}"):
+            group.agree("the folder of the run", str(place))
+            if group.rank == 0:
+                place.mkdir(parents=True, exist_ok=True)
+                lock = FolderLock(place, _LOCK_NAME, partial(_refusal, place))
+                files = RunFiles(place, observers)
+                version = _keep_blend(place / BLENDS, Path(blend))
+                datasets = getattr(splits.train, "datasets", [splits.train])
+                files.add_event(
+                    "open",
+                    {
+                        "host": socket.gethostname(),
+                        "process": os.getpid(),
+                        "num_ranks": group.size,
+                        "trackbed": __version__,
+                        "blend": f"{BLENDS}/{version.name}",
+                        "blend_source": os.fspath(Path(blend).absolute()),
+                        "datasets": [str(one.dataset_path) for one in datasets],
+                    },
+                )
+    except BaseException:
+        if files is not None:
+            files.close()
+        if lock is not None:
+            lock.release()
+        raise
+    number = next(_numbers.setdefault(group, itertools.count())) if group.size > 1 else 0
+    own = group.child(f"run {number}")
+    own.barrier()  # a rank that first connects after the end of rank 0, which has the store, would wait in vain
+    return Run(place, splits, own, files, lock)
+
+
+def _keep_blend(folder: Path, blend: Path) -> Path:
+    """Keeps a copy of a blend file, unless the last one is the same. Returns the copy."""
+    folder.mkdir(exist_ok=True)
+    content = blend.read_bytes()
+    versions = sorted((int(path.stem), path) for path in folder.glob("*.toml") if path.stem.isdecimal())
+    if versions and versions[-1][1].read_bytes() == content:
+        return versions[-1][1]
+    path = folder / f"{versions[-1][0] + 1 if versions else 1}.toml"
+    partial_path = new_partial(path)
+    try:
+        write_new(partial_path, content)
+        publish(partial_path, path)
+    finally:
+        partial_path.unlink(missing_ok=True)
+    return path
+
+
+def _refusal(folder: Path, holder: str | None) -> RunError:
+    return RunError(f"{folder}: must be the run of one job, but {holder or 'this process'} has it open")
+
+
+def _begin(after_step: int, files: RunFiles) -> None:
+    files.begin(after_step)
+
+
+def _add_event(kind: str, fields: Mapping[str, Any], files: RunFiles) -> None:
+    files.steps.flush()
+    files.add_event(kind, fields)

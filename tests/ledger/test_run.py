@@ -1,0 +1,207 @@
+"""Runs and their record."""
+
+import hashlib
+import json
+import logging
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+import trackbed
+from tests.ledger.run_rank import GLOBAL_BATCH, losses_of, train
+from tests.support.processes.launching import run_script
+from trackbed.errors import ArgumentError, BlendFileError, RunError
+from trackbed.ledger import read_run
+
+RANK = Path(__file__).parent / "run_rank.py"
+
+
+@pytest.fixture
+def open_run(folder, tmp_path):
+    return lambda **options: trackbed.open_run(tmp_path / "run", blend=folder / "blend.toml", **options)
+
+
+def expected(folder, steps):
+    """Hash and loss of each step, of the samples as the dataset has them."""
+    dataset = trackbed.open_blend(folder / "blend.toml").train
+    found = []
+    for step in range(steps):
+        samples = [dataset[position] for position in range(GLOBAL_BATCH * step, GLOBAL_BATCH * (step + 1))]
+        digests = [hashlib.sha256(sample["tokens"].numpy().astype("<i8").tobytes()).digest() for sample in samples]
+        batch = {"tokens": torch.stack([sample["tokens"] for sample in samples])}
+        found.append((hashlib.sha256(b"".join(digests)).hexdigest(), losses_of(batch).mean().item()))
+    return found
+
+
+def hashes_and_losses(record):
+    return [(line["batch_hash"], pytest.approx(line["loss"])) for line in record.steps]
+
+
+def test_each_step_has_a_line(folder, tmp_path, open_run):
+    with open_run() as run:
+        train(run, 5)
+        run.event("evaluation", split="valid", loss=2.5)
+        state = run.state_dict()
+    record = read_run(tmp_path / "run")
+    assert hashes_and_losses(record) == expected(folder, 5)
+    assert [(line["step"], line["first_sample"]) for line in record.steps] == [(1 + k, 8 * k) for k in range(5)]
+    assert {(line["num_samples"], line["num_ranks"], line["grad_norm"]) for line in record.steps} == {(8, 1, 0.5)}
+    assert all(sum(tokens for tokens, _ in line["datasets"].values()) == 8 * 16 for line in record.steps)
+    assert [event["event"] for event in record.events] == ["open", "begin", "evaluation", "close"]
+    assert (record.events[2]["step"], state["step"]) == (5, 5)
+    assert (tmp_path / "run" / record.events[0]["blend"]).read_bytes() == (folder / "blend.toml").read_bytes()
+
+
+def test_steps_behind_the_position_that_a_run_goes_on_from_are_superseded(folder, tmp_path, open_run):
+    with open_run() as run:
+        train(run, 3)
+        state = json.loads(json.dumps(run.state_dict()))
+    with open_run() as run:
+        run.load_state_dict(state)
+        train(run, 2)
+    with open_run() as run:
+        run.load_state_dict(state)
+        train(run, 4)
+        assert run.step == 7
+    record = read_run(tmp_path / "run")
+    assert hashes_and_losses(record) == expected(folder, 7)
+    assert [line["step"] for line in record.superseded] == [4, 5]
+
+
+def test_a_state_can_be_loaded_before_and_after_the_loader_is_made(folder, tmp_path, open_run):
+    with open_run() as run:
+        train(run, 2)
+        state = run.state_dict()
+        loader = run._loader
+        next(iter(loader))  # a batch that no step has
+        run.load_state_dict(state)
+        batches = iter(loader)
+        for _ in range(4):
+            next(batches)
+        run.record(1.5)
+    record = read_run(tmp_path / "run")
+    assert [line["batch_hash"] for line in record.steps] == [one for one, _ in expected(folder, 3)]
+    assert record.steps[2]["loss"] == 1.5
+
+
+def test_each_version_of_the_blend_file_is_kept_once(folder, tmp_path):
+    blend = tmp_path / "blend.toml"
+    text = (folder / "blend.toml").read_text().replace('"a"', f'"{folder}/a"').replace('"b"', f'"{folder}/b"')
+    for content in (text, text, text.replace("weight = 3", "weight = 2"), text):
+        blend.write_text(content)
+        trackbed.open_run(tmp_path / "run", blend=blend).close()
+    used = [event["blend"] for event in read_run(tmp_path / "run").events if event["event"] == "open"]
+    assert used == ["blends/1.toml", "blends/1.toml", "blends/2.toml", "blends/3.toml"]
+
+
+def test_a_run_is_open_in_one_job_at_a_time(open_run):
+    with open_run(), pytest.raises(RunError, match=r"run: must be the run of one job, but this process has it open"):
+        open_run()
+    open_run().close()
+
+
+def test_wrong_uses_are_refused(folder, tmp_path, open_run):
+    with pytest.raises(OSError, match="gone"):
+        trackbed.open_run(tmp_path / "run", blend=folder / "gone.toml")
+    (tmp_path / "bad.toml").write_text("version = 2\n")
+    with pytest.raises(BlendFileError):
+        trackbed.open_run(tmp_path / "run", blend=tmp_path / "bad.toml")
+    assert not (tmp_path / "run").exists()
+    with open_run() as run:
+        with pytest.raises(ArgumentError, match=r"a step can be recorded after Run.loader"):
+            run.record(1.0)
+        batches = iter(run.loader(batch_size=4))
+        with pytest.raises(ArgumentError, match="a run must have one loader"):
+            run.loader(batch_size=4)
+        next(batches)
+        with pytest.raises(ArgumentError, match=r"loss must be one number, or one for each of 4 samples, found 3"):
+            run.record(torch.zeros(3))
+        for state in (None, {}, {"version": 1}, {"version": 1, "step": -1, "loader": None}):
+            with pytest.raises(ArgumentError):
+                run.load_state_dict(state)
+    with pytest.raises(ArgumentError, match="the run must be open, found it is closed"):
+        run.record(1.0)
+    run.close()
+
+
+def test_a_state_of_other_data_is_refused(folder, tmp_path, open_run):
+    with open_run() as run:
+        train(run, 1)
+        state = run.state_dict()
+    text = (folder / "blend.toml").read_text().replace("weight = 3", "weight = 2")
+    (folder / "other.toml").write_text(text)
+    with trackbed.open_run(tmp_path / "other", blend=folder / "other.toml") as run:
+        run.load_state_dict(state)
+        with pytest.raises(ArgumentError, match="a run can resume only with"):
+            run.loader(batch_size=2)
+
+
+def test_an_observer_is_told_and_one_that_fails_is_not_told_again(open_run, caplog):
+    class Observer:
+        def __init__(self, fails):
+            self.fails, self.told = fails, []
+
+        def on_step(self, line):
+            self.told.append(line["step"])
+            if self.fails:
+                raise ConnectionError("no network")
+
+        def on_event(self, event):
+            self.told.append(event["event"])
+
+        def close(self):
+            self.told.append("closed")
+
+    good, bad = Observer(fails=False), Observer(fails=True)
+    with caplog.at_level(logging.ERROR), open_run(observers=[bad, good]) as run:
+        train(run, 2)
+        run.flush()
+    run._recorder._thread.shut_down()
+    assert good.told == ["open", "begin", 1, 2, "close", "closed"]
+    assert bad.told == ["open", "begin", 1]
+    assert "has failed, and is told no more of the run" in caplog.text
+
+
+def test_an_error_of_the_thread_is_raised_by_the_next_call(open_run):
+    run = open_run()
+    train(run, 1)
+    run.event("strange", value=object())
+    with pytest.raises(TypeError):
+        run.flush()
+    with pytest.raises(TypeError):
+        run.close()
+    open_run().close()
+
+
+@pytest.mark.dist
+def test_ranks_write_the_lines_that_one_rank_writes_and_go_on_on_others(folder, tmp_path):
+    saved = tmp_path / "state"
+    for size, steps in ((2, 3), (1, 2), (4, 2)):
+        states = run_script(RANK, size, folder, tmp_path / "run", steps, saved, limit_seconds=60)
+        assert all(state == states[0] for state in states)
+    record = read_run(tmp_path / "run")
+    assert hashes_and_losses(record) == expected(folder, 7)
+    assert [line["num_ranks"] for line in record.steps] == [2] * 3 + [1] * 2 + [4] * 2
+    shutil.rmtree(tmp_path / "run")
+    run_script(RANK, 1, folder, tmp_path / "run", 7, limit_seconds=60)
+    assert [line["loss"] for line in read_run(tmp_path / "run").steps] == [line["loss"] for line in record.steps]
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("fault", ["folder", "blend"])
+def test_a_rank_that_fails_ends_the_opening_of_all(folder, tmp_path, fault, rank):
+    run_script(
+        RANK, 2, folder, tmp_path / "run", 2, "-", fault, rank, limit_seconds=60, expected_status=1, parses=False
+    )
+    assert not list((tmp_path).glob("run*/steps.jsonl")) or not read_run(tmp_path / "run").steps
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_ends_without_recording_ends_the_others(folder, tmp_path, rank):
+    arguments = (folder, tmp_path / "run", 3, "-", "record", rank)
+    run_script(RANK, 2, *arguments, limit_seconds=60, gone=rank, expected_status=1, parses=False)
+    assert read_run(tmp_path / "run").steps == []
