@@ -186,9 +186,12 @@ def load_all(program, dc, fully_parallel, layout, folder, group):
             strategy = fully_parallel.FullyParallelLoadStrategyWrapper(strategy, ranks, False, way)
             check(dc.load(state_of(dc, layout, is_empty=True), name, strategy), dc, layout)
         tensors = dc.load_tensors_metadata(name)
+        # From 0.19 on, Megatron Core saves the common state as an object, which Trackbed lists in its checkpoints, too.
+        entries = dc.serialization.load_sharded_metadata(name)
+        entries = {key: entry for key, entry in entries.items() if entry.key != "common_state"}
         listings[path.name] = [
             listing_of(tensors),
-            listing_of(dc.serialization.load_sharded_metadata(name)),
+            listing_of(entries),
             dc.load_content_metadata(name),
         ]
         found = dc.load_plain_tensors(name)

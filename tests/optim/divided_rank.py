@@ -171,6 +171,8 @@ def start(kind, mesh):
     train(model, optimizer, schedule, range(BEFORE))
     average, _ = new(kind, mesh, 4)
     average.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        model(torch.zeros((2, 3), dtype=torch.int64))  # an evaluation leaves whole parameters in the place of the parts
     state = sharded_state(model, optimizer)
     more = {**sharded_state(average, prefix="average."), "schedule": schedule.state_dict(), "step": BEFORE}
     with CommDebugMode() as sent:

@@ -5,6 +5,7 @@ Tensors of the model have the key `model.NAME`. Those of torch's optimizers (`to
 `optimizer.state.exp_avg.decoder.weight`. All have the shapes of their parameters. All else is in the common state.
 """
 
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -375,10 +376,19 @@ def _check(models: Sequence[torch.nn.Module], optimizer: Optimizers | None, pref
                     'model.to_empty(device="cpu") first, or that of the GPU'
                 )
     _check_different_names(models)
+    _divide_again(models)
     if isinstance(optimizer, DataParallelOptimizer):
         _check_own_optimizer(models, optimizer)
     elif optimizer is not None:
         check_optimizers(_optimizers_of(optimizer), names_by_parameter(models))
+
+
+def _divide_again(models: Sequence[torch.nn.Module]) -> None:
+    """Puts the parts of FSDP2's parameters in the place of the whole ones, which an evaluation has left there."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    for module in [one for model in models for one in model.modules()] if fsdp is not None else []:
+        if isinstance(module, fsdp.FSDPModule):  # type: ignore[union-attr]  # there are models
+            module.reshard()  # type: ignore[no-untyped-call]
 
 
 def _check_different_names(models: Sequence[torch.nn.Module]) -> None:

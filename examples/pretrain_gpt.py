@@ -1,0 +1,278 @@
+"""Trains a GPT on a blend, as a whole run: recorded, evaluated, saved in the background, and resumed by itself.
+
+    python examples/pretrain_gpt.py run.toml
+    torchrun --nproc-per-node 2 examples/pretrain_gpt.py run.toml
+    torchrun --nnodes 1:2 --max-restarts 3 --nproc-per-node 2 examples/pretrain_gpt.py run.toml
+
+Started again, it goes on behind the newest whole checkpoint, on any number of ranks. SIGTERM and SIGUSR1 end it with a
+checkpoint and status 0. Keys of the file, of which the first four are needed:
+
+    run = "runs/first"             # folder of the record and the checkpoints
+    blend = "blend.toml"           # the data
+    steps = 100                    # of the whole run
+    global_batch_size = 8          # samples of a step; or [[0, 8], [50, 16]], pairs of first step and size
+    micro_batch_size = 4           # samples of a rank that are in memory at a time
+    parallel = "ddp"               # or "fsdp2"
+    checkpoint_every = 20          # steps; the last one is saved, too
+    keep_checkpoints = 3
+    eval_every = 50                # steps between evaluations of the valid split; 0 for none
+    [model]                        # width, heads and layers
+    [optimizer]                    # learning_rate, weight_decay, warmup_steps, max_norm and seed
+
+Paths are relative to the folder of the file.
+"""
+
+import argparse
+import contextlib
+import math
+import os
+import re
+import signal
+import sys
+import tomllib
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from model import GPT, ModelConfig
+from torch.distributed.fsdp import fully_shard
+
+import trackbed
+
+
+@dataclass(frozen=True)
+class ModelSize:
+    """Table `[model]`."""
+
+    width: int = 192
+    heads: int = 6
+    layers: int = 6
+
+
+@dataclass(frozen=True)
+class OptimizerOptions:
+    """Table `[optimizer]`."""
+
+    learning_rate: float = 6e-4
+    weight_decay: float = 0.01
+    warmup_steps: int = 20
+    max_norm: float = 1.0
+    seed: int = 1234
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """The file of a run."""
+
+    run: str
+    blend: str
+    steps: int
+    global_batch_size: int | list[list[int]]
+    micro_batch_size: int = 4
+    parallel: str = "ddp"
+    checkpoint_every: int = 20
+    keep_checkpoints: int = 3
+    eval_every: int = 50
+    model: ModelSize = field(default_factory=ModelSize)
+    optimizer: OptimizerOptions = field(default_factory=OptimizerOptions)
+
+    def batch_size_of(self, step: int) -> int:
+        """Samples of a step, from 0 on."""
+        if isinstance(self.global_batch_size, int):
+            return self.global_batch_size
+        return next(size for first, size in reversed(self.global_batch_size) if first <= step)
+
+
+def read_config(path: Path) -> RunConfig:
+    """Reads the file of a run. Exits with a message if it is wrong."""
+    text = path.read_text()
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        sys.exit(f"{path}: {error}")
+    for name, kind in (("", RunConfig), ("model", ModelSize), ("optimizer", OptimizerOptions)):
+        given = table.get(name, {}) if name else table
+        known = [one.name for one in fields(kind)]
+        for key in given:
+            if key not in known:
+                where = 1 + text[: re.search(rf"^\s*[\"']?{re.escape(key)}\b", text, re.MULTILINE).start()].count("\n")
+                sys.exit(f"{path}:{where}: keys of {name or 'the file'} are {', '.join(known)}; found {key!r}")
+    missing = [name for name in ("run", "blend", "steps", "global_batch_size") if name not in table]
+    if missing:
+        sys.exit(f"{path}: must have {', '.join(missing)}")
+    config = RunConfig(
+        **{name: value for name, value in table.items() if name not in ("model", "optimizer")},
+        model=ModelSize(**table.get("model", {})),
+        optimizer=OptimizerOptions(**table.get("optimizer", {})),
+    )
+    if config.parallel not in ("ddp", "fsdp2"):
+        sys.exit(f'{path}: parallel must be "ddp" or "fsdp2", found {config.parallel!r}')
+    return config
+
+
+class Replicas:
+    """The model on every rank, with Trackbed's buffers of gradients and a sharded optimizer."""
+
+    def __init__(self, gpt: GPT, options: OptimizerOptions) -> None:
+        config = trackbed.DistributedDataParallelConfig(
+            overlap_grad_reduce=True, use_distributed_optimizer=True, overlap_param_gather=True, bucket_size=500_000
+        )
+        self.model = trackbed.DistributedDataParallel(gpt, config)
+        adamw = torch.optim.AdamW(gpt.parameters(), lr=options.learning_rate, weight_decay=options.weight_decay)
+        self.optimizer = trackbed.DataParallelOptimizer(adamw, self.model, max_norm=options.max_norm)
+        self.adamw = adamw
+
+    def micro_step(self, *, is_last: bool) -> Any:
+        """Surrounds a micro-batch: gradients are reduced in the last one of a step."""
+        return contextlib.nullcontext() if is_last else self.model.no_sync()
+
+    def step(self) -> float:
+        """Updates the parameters. Returns the norm of the gradients."""
+        report = self.optimizer.step()
+        self.optimizer.zero_grad()
+        return report.norm
+
+
+class Sharded:
+    """The model divided among the ranks by FSDP2, with torch's optimizer."""
+
+    def __init__(self, gpt: GPT, options: OptimizerOptions) -> None:
+        for block in gpt.blocks:
+            fully_shard(block)
+        self.model = fully_shard(gpt)
+        self.max_norm = options.max_norm
+        self.optimizer = self.adamw = torch.optim.AdamW(
+            gpt.parameters(), lr=options.learning_rate, weight_decay=options.weight_decay
+        )
+
+    def micro_step(self, *, is_last: bool) -> Any:
+        """Surrounds a micro-batch: gradients are reduced in the last one of a step."""
+        self.model.set_requires_gradient_sync(is_last)
+        return contextlib.nullcontext()
+
+    def step(self) -> float:
+        """Updates the parameters. Returns the norm of the gradients."""
+        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.max_norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return (norm.full_tensor() if hasattr(norm, "full_tensor") else norm).item()
+
+
+def train(config: RunConfig, run: trackbed.Run, checkpointer: trackbed.Checkpointer) -> bool:
+    """Trains from the newest checkpoint on. Returns False if a signal has ended it before the last step."""
+    torch.set_num_threads(1)  # another number of threads would change the last bits of a product
+    torch.manual_seed(config.optimizer.seed)
+    torch.use_deterministic_algorithms(mode=True)
+    data = run.train.config
+    sizes = {"vocab_size": data.tokenizer.vocab_size, "sequence_length": data.sequence_length}
+    gpt = GPT(ModelConfig(**sizes, **asdict(config.model)))
+    trained = (Replicas if config.parallel == "ddp" else Sharded)(gpt, config.optimizer)
+    schedule = torch.optim.lr_scheduler.LambdaLR(trained.adamw, lambda step: learning_rate_at(step, config))
+    loader = run.loader(batch_size=config.micro_batch_size)
+    micro_batch = config.micro_batch_size * loader.num_ranks
+    wrong = [size for step in range(config.steps) if (size := config.batch_size_of(step)) % micro_batch]
+    if wrong:
+        sys.exit(f"global_batch_size must be a multiple of micro_batch_size x ranks = {micro_batch}, found {wrong[0]}")
+    step = checkpointer.latest(verified=True)
+    if step is not None:
+        state = checkpointer.load_sharded_state(trained.model, trained.optimizer, step=step)
+        schedule.load_state_dict(state["schedule"])
+        run.load_state_dict(state["run"])
+    guarded = trained.model.guarded() if config.parallel == "ddp" else contextlib.nullcontext()
+    with guarded:
+        batches = iter(loader)
+        while run.step < config.steps:
+            losses = step_of(trained, batches, config.batch_size_of(run.step) // micro_batch)
+            norm = trained.step()
+            schedule.step()
+            run.record(
+                losses, grad_norm=norm, checkpoint_seconds=held_by(checkpointer, run.step), lr=schedule.get_last_lr()[0]
+            )
+            is_over = checkpointer.poll(run.step) or run.step == config.steps
+            if config.eval_every and (run.step % config.eval_every == 0 or run.step == config.steps):
+                evaluate(run, gpt)
+            if is_over or run.step % config.checkpoint_every == 0:
+                more = {"schedule": schedule.state_dict(), "run": run.state_dict()}
+                checkpointer.save(run.step, {**trackbed.sharded_state(trained.model, trained.optimizer), **more})
+            if is_over:
+                break
+    return run.step == config.steps
+
+
+def step_of(trained: Replicas | Sharded, batches: Iterator[Any], num_micro: int) -> torch.Tensor:
+    """Adds up the gradients of a step. Returns the loss of each sample of this rank."""
+    losses = []
+    for micro in range(num_micro):
+        own = losses_of(trained.model, next(batches))
+        with trained.micro_step(is_last=micro == num_micro - 1):
+            (own.mean() / num_micro).backward()
+        losses.append(own.detach())
+    return torch.cat(losses)
+
+
+def losses_of(model: torch.nn.Module, batch: Any) -> torch.Tensor:
+    """`[B]` mean loss of each sample over the labels that the loss mask keeps, in nats."""
+    logits = model(batch["tokens"], batch["position_ids"])
+    losses = torch.nn.functional.cross_entropy(logits.transpose(1, 2), batch["labels"], reduction="none")
+    return (losses * batch["loss_mask"]).sum(1) / batch["loss_mask"].sum(1).clamp(min=1)
+
+
+def learning_rate_at(step: int, config: RunConfig) -> float:
+    """Share of the learning rate: a linear warm-up, then a cosine down to a tenth."""
+    warmup = config.optimizer.warmup_steps
+    if step < warmup:
+        return (step + 1) / warmup
+    return 0.55 + 0.45 * math.cos(math.pi * min(1.0, (step - warmup) / max(1, config.steps - warmup)))
+
+
+@torch.no_grad()
+def evaluate(run: trackbed.Run, model: GPT) -> None:
+    """Records the mean loss of the valid split, and that of each dataset in it. Every rank reads a part."""
+    loader = trackbed.BatchLoader(run.splits.valid, batch_size=4, drop_last=False)
+    sums = torch.zeros((2, len(run.splits.valid.datasets)), dtype=torch.float64)
+    for batch in loader:
+        losses = losses_of(model, batch)
+        ids = batch["dataset_id"].long()
+        sums[0].index_add_(0, ids, losses.double())
+        sums[1].index_add_(0, ids, torch.ones(len(ids), dtype=torch.float64))
+    if dist.is_initialized():
+        dist.all_reduce(sums)
+    means = (sums[0] / sums[1]).tolist()
+    run.event("evaluation", split="valid", loss=(sums[0].sum() / sums[1].sum()).item(), datasets=means)
+
+
+def held_by(checkpointer: trackbed.Checkpointer, step: int) -> float:
+    """Seconds for which the save behind a step has held training, if there was one."""
+    return sum(record.blocked_seconds for record in checkpointer.history[-1:] if record.step == step)
+
+
+def main() -> int:
+    """Reads the file, and trains."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("config", metavar="RUN.toml", type=Path)
+    path = parser.parse_args().config
+    config = read_config(path)
+    if "RANK" in os.environ:
+        dist.init_process_group("gloo")
+    elif config.parallel == "fsdp2":
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    folder = path.parent / config.run
+    with (
+        trackbed.open_run(folder, blend=path.parent / config.blend) as run,
+        trackbed.Checkpointer(folder / "checkpoints", keep_last=config.keep_checkpoints) as checkpointer,
+    ):
+        checkpointer.save_on_signal(signal.SIGTERM, signal.SIGUSR1)
+        is_whole = train(config, run, checkpointer)
+    if int(os.environ.get("RANK", "0")) == 0:
+        print(f"{folder}: {run.step} of {config.steps} steps{'' if is_whole else ', ended by a signal'}", flush=True)
+    if dist.is_initialized():
+        dist.barrier()
+        dist.destroy_process_group()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
