@@ -388,7 +388,7 @@ def _divide_again(models: Sequence[torch.nn.Module]) -> None:
     fsdp = sys.modules.get("torch.distributed.fsdp")
     for module in [one for model in models for one in model.modules()] if fsdp is not None else []:
         if isinstance(module, fsdp.FSDPModule):  # type: ignore[union-attr]  # there are models
-            module.reshard()  # type: ignore[no-untyped-call]
+            module.reshard()
 
 
 def _check_different_names(models: Sequence[torch.nn.Module]) -> None:
