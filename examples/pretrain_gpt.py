@@ -16,6 +16,7 @@ checkpoint and status 0. Keys of the file, of which the first four are needed:
     checkpoint_every = 20          # steps; the last one is saved, too
     keep_checkpoints = 3
     eval_every = 50                # steps between evaluations of the valid split; 0 for none
+    skip = [[100, 199]]            # first and last position of samples to leave out, by default none
     [model]                        # width, heads and layers
     [optimizer]                    # learning_rate, weight_decay, warmup_steps, max_norm and seed
 
@@ -76,6 +77,7 @@ class RunConfig:
     checkpoint_every: int = 20
     keep_checkpoints: int = 3
     eval_every: int = 50
+    skip: list[list[int]] = field(default_factory=list)
     model: ModelSize = field(default_factory=ModelSize)
     optimizer: OptimizerOptions = field(default_factory=OptimizerOptions)
 
@@ -171,7 +173,7 @@ def train(config: RunConfig, run: trackbed.Run, checkpointer: trackbed.Checkpoin
     gpt = GPT(ModelConfig(**sizes, **asdict(config.model)))
     trained = (Replicas if config.parallel == "ddp" else Sharded)(gpt, config.optimizer)
     schedule = torch.optim.lr_scheduler.LambdaLR(trained.adamw, lambda step: learning_rate_at(step, config))
-    loader = run.loader(batch_size=config.micro_batch_size)
+    loader = run.loader(batch_size=config.micro_batch_size, skip=config.skip)
     micro_batch = config.micro_batch_size * loader.num_ranks
     wrong = [size for step in range(config.steps) if (size := config.batch_size_of(step)) % micro_batch]
     if wrong:

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import logging
-import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,7 @@ import torch
 import trackbed
 from tests.ledger.run_rank import GLOBAL_BATCH, losses_of, train
 from tests.support.processes.launching import run_script
+from tests.support.tiers import slow_but
 from trackbed.errors import ArgumentError, BlendFileError, RunError
 from trackbed.ledger import read_run
 
@@ -20,7 +21,8 @@ RANK = Path(__file__).parent / "run_rank.py"
 
 @pytest.fixture
 def open_run(folder, tmp_path):
-    return lambda **options: trackbed.open_run(tmp_path / "run", blend=folder / "blend.toml", **options)
+    blend = folder / "blend.toml"
+    return lambda folder=tmp_path / "run", **options: trackbed.open_run(folder, blend=blend, **options)
 
 
 def expected(folder, steps):
@@ -158,7 +160,9 @@ def test_an_observer_is_told_and_one_that_fails_is_not_told_again(open_run, capl
     with caplog.at_level(logging.ERROR), open_run(observers=[bad, good]) as run:
         train(run, 2)
         run.flush()
-    run._recorder._thread.shut_down()
+    deadline = time.monotonic() + 10
+    while "closed" not in good.told and time.monotonic() < deadline:
+        time.sleep(0.01)
     assert good.told == ["open", "begin", 1, 2, "close", "closed"]
     assert bad.told == ["open", "begin", 1]
     assert "has failed, and is told no more of the run" in caplog.text
@@ -176,22 +180,24 @@ def test_an_error_of_the_thread_is_raised_by_the_next_call(open_run):
 
 
 @pytest.mark.dist
-def test_ranks_write_the_lines_that_one_rank_writes_and_go_on_on_others(folder, tmp_path):
+@pytest.mark.parametrize("jobs", slow_but([[(2, 4), (1, 3)]], [[(2, 4), (1, 3)], [(2, 3), (1, 2), (4, 2)]]))
+def test_ranks_write_the_lines_that_one_rank_writes_and_go_on_on_others(folder, tmp_path, open_run, jobs):
     saved = tmp_path / "state"
-    for size, steps in ((2, 3), (1, 2), (4, 2)):
+    for size, steps in jobs:
         states = run_script(RANK, size, folder, tmp_path / "run", steps, saved, limit_seconds=60)
         assert all(state == states[0] for state in states)
     record = read_run(tmp_path / "run")
     assert hashes_and_losses(record) == expected(folder, 7)
-    assert [line["num_ranks"] for line in record.steps] == [2] * 3 + [1] * 2 + [4] * 2
-    shutil.rmtree(tmp_path / "run")
-    run_script(RANK, 1, folder, tmp_path / "run", 7, limit_seconds=60)
-    assert [line["loss"] for line in read_run(tmp_path / "run").steps] == [line["loss"] for line in record.steps]
+    assert [line["num_ranks"] for line in record.steps] == [size for size, steps in jobs for _ in range(steps)]
+    with open_run(folder=tmp_path / "alone") as run:
+        train(run, 7)
+    assert [line["loss"] for line in read_run(tmp_path / "alone").steps] == [line["loss"] for line in record.steps]
 
 
 @pytest.mark.dist
-@pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize("fault", ["folder", "blend"])
+@pytest.mark.parametrize(
+    ("fault", "rank"), slow_but([("blend", 1)], [(fault, rank) for fault in ("folder", "blend") for rank in (0, 1)])
+)
 def test_a_rank_that_fails_ends_the_opening_of_all(folder, tmp_path, fault, rank):
     run_script(
         RANK, 2, folder, tmp_path / "run", 2, "-", fault, rank, limit_seconds=60, expected_status=1, parses=False
@@ -200,7 +206,7 @@ def test_a_rank_that_fails_ends_the_opening_of_all(folder, tmp_path, fault, rank
 
 
 @pytest.mark.dist
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", slow_but([0], [0, 1]))
 def test_a_rank_that_ends_without_recording_ends_the_others(folder, tmp_path, rank):
     arguments = (folder, tmp_path / "run", 3, "-", "record", rank)
     run_script(RANK, 2, *arguments, limit_seconds=60, gone=rank, expected_status=1, parses=False)

@@ -62,6 +62,7 @@ class Run:
         self._stalled = 0.0
         """Seconds for which the loader has waited up to the last step."""
         self._has_begun = False
+        self._skipped: list[list[int]] = []
         self._is_closed = False
 
     @property
@@ -84,6 +85,7 @@ class Run:
             raise ArgumentError("a run must have one loader, found a second call of Run.loader")
         loader = BatchLoader(self.train, batch_size=batch_size, **options)
         loader.hash_samples()
+        self._skipped = loader.skipped_ranges()
         if self._loaded is not None:
             loader.load_state_dict(self._loaded)
             self._loaded = None
@@ -129,6 +131,8 @@ class Run:
         if not self._has_begun:
             self._has_begun = True
             self._recorder.call(partial(_begin, self.step))
+            if self._skipped:
+                self.event("skip", ranges=self._skipped)
         self.step += 1
         stalled, self._stalled = self._stalled, self._loader.counters.stall_seconds
         fields = {

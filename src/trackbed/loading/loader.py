@@ -1,6 +1,7 @@
 """Loader of this rank's batches: `trackbed.BatchLoader`."""
 
 import os
+from collections.abc import Iterable, Sequence
 from types import NoneType
 
 import numpy as np
@@ -14,6 +15,7 @@ from trackbed.errors import ArgumentError
 from trackbed.kernels.integers import check_at_least
 from trackbed.loading.batch_stream import BatchStream
 from trackbed.loading.samplers import Passes
+from trackbed.loading.skipped import Skipped
 from trackbed.plural import number_of
 
 
@@ -53,6 +55,8 @@ class BatchLoader(BatchStream):
             the order "instant" alone, in which neighbouring samples come from the datasets in turn, so that a rank that
             always reads the same part would miss some of them. A saved state says which it was, and a loader that
             resumes from it does the same.
+        skip: pairs of a first and a last position in the dataset to leave out, such as `[[4096, 8191]]`. The samples
+            behind them fill the batches.
 
     Attributes:
         rank: number of this process among those that read different samples.
@@ -76,6 +80,7 @@ class BatchLoader(BatchStream):
         pinned: bool = False,
         device: torch.device | str | None = None,
         shuffle_ranks: bool | None = None,
+        skip: Iterable[Sequence[int]] = (),
     ) -> None:
         rank, size = _place() if rank is None and num_ranks is None else _given_place(rank, num_ranks)
         check_split(dataset)
@@ -91,12 +96,16 @@ class BatchLoader(BatchStream):
         self.num_ranks = size
         self._step = batch_size * size
         self._drop_last = drop_last
-        if not len(dataset):
-            raise ArgumentError(f"dataset must have at least 1 sample, found none in {dataset!r}")
-        if drop_last and len(dataset) < self._step:
+        skip = list(skip)
+        self._skipped = Skipped(skip)
+        num_kept = self._num_samples = self._skipped.num_kept(len(dataset))
+        if not num_kept:
+            left_out = " that is not left out" if len(dataset) else ""
+            raise ArgumentError(f"dataset must have at least 1 sample{left_out}, found none in {dataset!r}")
+        if drop_last and num_kept < self._step:
             raise ArgumentError(
                 f"dataset must have at least {number_of(self._step, 'sample')}, one step of {number_of(size, 'rank')} "
-                f"with batch_size {batch_size}, found {len(dataset):,}; drop_last=False returns them"
+                f"with batch_size {batch_size}, found {num_kept:,}; drop_last=False returns them"
             )
         sampler = Passes(
             len(dataset),
@@ -107,6 +116,7 @@ class BatchLoader(BatchStream):
             drop_last,
             fingerprint=getattr(dataset, "fingerprint", None),
             rank_seed=int(getattr(config, "random_seed", 0)) if shuffles else None,
+            skip=skip,
         )
         super().__init__(
             dataset,
@@ -119,7 +129,11 @@ class BatchLoader(BatchStream):
 
     def __len__(self) -> int:
         """Number of steps of a whole iteration."""
-        return len(self.dataset) // self._step if self._drop_last else -(-len(self.dataset) // self._step)
+        return self._num_samples // self._step if self._drop_last else -(-self._num_samples // self._step)
+
+    def skipped_ranges(self) -> list[list[int]]:
+        """Pairs of the first and the last position that are left out, in rising order."""
+        return self._skipped.ranges()
 
     def __repr__(self) -> str:
         """Says how the samples are divided."""

@@ -6,7 +6,7 @@ batch is any number of those, so its size may change from one step to the next.
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -17,6 +17,7 @@ from trackbed.errors import ArgumentError
 from trackbed.index.rank_shuffle import part_of_rank
 from trackbed.kernels.integers import is_integer
 from trackbed.loading.position import Position, check_data
+from trackbed.loading.skipped import Skipped
 from trackbed.plural import number_of
 
 _ORDER: Final = "sequential"
@@ -93,6 +94,7 @@ class MegatronPretrainingSampler(Positioned):
             the position also contains the checksum of its data.
         rank_seed: seed in `[0, 2**64)` of the permutation that says, for each m samples, which rank takes which part;
             None for the parts in the order of the ranks, as in Megatron. A position that is resumed replaces it.
+        skip: pairs of a first and a last sample to leave out. Those behind them fill the batches.
 
     Raises:
         ArgumentError: an argument is out of range.
@@ -112,8 +114,10 @@ class MegatronPretrainingSampler(Positioned):
         *,
         fingerprint: str | None = None,
         rank_seed: int | None = None,
+        skip: Iterable[Sequence[int]] = (),
     ) -> None:
         _check_ranks(total_samples, micro_batch_size, data_parallel_rank, data_parallel_size)
+        self.skipped = Skipped(skip)
         if rank_seed is not None and not (is_integer(rank_seed) and 0 <= rank_seed < 1 << 64):
             raise ArgumentError(f"rank_seed must be None, or an integer in [0, 2**64), found {rank_seed!r}")
         if not 0 <= consumed_samples < total_samples:
@@ -138,15 +142,13 @@ class MegatronPretrainingSampler(Positioned):
 
     def __iter__(self) -> Iterator[list[int]]:
         """Iterates over the micro batches of this rank."""
-        step = self.micro_batch_times_data_parallel_size
-        for first in range(self.consumed_samples, self.total_samples, step):
-            last = min(first + step, self.total_samples)
-            if last - first < step and self.drop_last:
+        step, first = self.micro_batch_times_data_parallel_size, self.consumed_samples
+        while samples := self.skipped.next_positions(first, step, total=self.total_samples):
+            if len(samples) < step and self.drop_last:
                 return
-            self._yielded = last
             part = part_of_rank(self.data_parallel_rank, self.data_parallel_size, seed=self._rank_seed, position=first)
-            start = part * self.micro_batch_size
-            yield list(range(min(first + start, last), min(first + start + self.micro_batch_size, last)))
+            first = self._yielded = samples[-1] + 1
+            yield list(samples[part * self.micro_batch_size : (part + 1) * self.micro_batch_size])
 
     def _position_now(self, consumed_samples: int | None) -> Position:
         return self._position(self._yielded if consumed_samples is None else consumed_samples)
@@ -183,8 +185,8 @@ class Passes(MegatronPretrainingSampler):
 
     def __iter__(self) -> Iterator[list[int]]:
         """Iterates over the micro batches of this rank, from the position to the end of the pass."""
-        left = self.total_samples - self.consumed_samples
-        if left < (self.micro_batch_times_data_parallel_size if self.drop_last else 1):
+        least = self.micro_batch_times_data_parallel_size if self.drop_last else 1
+        if len(self.skipped.next_positions(self.consumed_samples, least, total=self.total_samples)) < least:
             self.consumed_samples = 0
         yield from super().__iter__()
         self.consumed_samples = self._yielded
