@@ -47,7 +47,7 @@ setup: $(VENV)/installed.done ## Make the virtual environment, build and install
 
 setup-dev: $(VENV)/dev.done ## The same, with what tests and checks need
 
-demo: ## Train a small GPT, stop it, resume it, and compare: the whole way in three minutes
+demo: ## Train a small GPT, kill it, resume it on other ranks, and compare: the whole way in five minutes
 	@date +%s > .demo-started
 	@$(MAKE) --no-print-directory setup
 	@$(BIN)/python examples/demo.py --output demo-out --setup-seconds $$(( $$(date +%s) - $$(cat .demo-started) )); \
