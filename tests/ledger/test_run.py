@@ -4,17 +4,22 @@ import hashlib
 import json
 import logging
 import time
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from click.testing import CliRunner
 
 import trackbed
 from tests.ledger.run_rank import GLOBAL_BATCH, losses_of, train
 from tests.support.processes.launching import run_script
 from tests.support.tiers import slow_but
+from trackbed.cli.main import trackbed as trackbed_command
 from trackbed.errors import ArgumentError, BlendFileError, RunError
 from trackbed.ledger import read_run
+from trackbed.loading import provenance
 
 RANK = Path(__file__).parent / "run_rank.py"
 
@@ -211,3 +216,27 @@ def test_a_rank_that_ends_without_recording_ends_the_others(folder, tmp_path, ra
     arguments = (folder, tmp_path / "run", 3, "-", "record", rank)
     run_script(RANK, 2, *arguments, limit_seconds=60, gone=rank, expected_status=1, parses=False)
     assert read_run(tmp_path / "run").steps == []
+
+
+def test_the_command_shows_what_a_step_was_fed(folder, tmp_path, open_run):
+    with open_run() as run:
+        train(run, 3)
+    call = partial(CliRunner().invoke, trackbed_command)
+    words = ["show", "--run", str(tmp_path / "run"), "--step"]
+    found = json.loads(call([*words, "2", "--json"]).stdout)
+    splits = trackbed.open_blend(folder / "blend.toml")
+    wanted = [asdict(provenance(splits.train, position)) for position in range(8, 16)]
+    for sample in found["samples"]:
+        for origin in sample["origins"]:
+            del origin["text"]
+    assert found == {"step": 2, "samples": json.loads(json.dumps(wanted))}
+    assert call([*words, "2", "--rank", "0"]).stdout.count("\nits sample ") == 8
+    for more, words_of_error in (
+        (["4"], "step must be one that is recorded, found 4 and steps 1 to 3"),
+        (["2", "--rank", "1"], "--rank must be in [0, 1), the ranks of step 2, found 1"),
+    ):
+        failed = call([*words, *more])
+        assert (failed.exit_code, words_of_error in failed.stderr) == (1, True)
+    assert call(["show", "--run", str(tmp_path / "run")]).exit_code == 2
+    assert call(["show", "--step", "2", str(folder / "blend.toml")]).exit_code == 2
+    assert "must be the folder of a run" in call(["show", "--run", str(tmp_path), "--step", "1"]).stderr

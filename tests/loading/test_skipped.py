@@ -1,5 +1,7 @@
 """Positions that a run leaves out."""
 
+from itertools import chain, repeat
+
 import pytest
 import torch
 from hypothesis import given
@@ -7,6 +9,7 @@ from hypothesis import strategies as st
 
 from tests.support.files.blends import build, gpt_config, write_pair
 from trackbed import ArgumentError, BatchLoader
+from trackbed.loading.loader import samples_of
 from trackbed.loading.samplers import MegatronPretrainingSampler
 from trackbed.loading.skipped import Skipped
 
@@ -52,10 +55,37 @@ def test_a_loader_leaves_samples_out_and_says_which(tmp_path):
     config = gpt_config(None, blend=([str(tmp_path / "pair")], None), split="1", sequence_length=16)
     dataset = build(config, (100, None, None))[0]
     loader = BatchLoader(dataset, batch_size=4, skip=[[2, 5], [6, 6], [90, 10**12]])
-    assert (loader.skipped_ranges(), len(loader)) == ([[2, 6], [90, 10**12]], 85 // 4)
+    assert (loader.division()["skip"], len(loader)) == ([[2, 6], [90, 10**12]], 85 // 4)
     batches = list(loader)
     assert len(batches) == len(loader)
     wanted = [dataset[position]["tokens"] for position in (0, 1, 7, 8)]
     assert torch.equal(batches[0]["tokens"], torch.stack(wanted))
     with pytest.raises(ArgumentError, match="at least 1 sample that is not left out, found none"):
         BatchLoader(dataset, batch_size=4, skip=[[0, 10**12]])
+
+
+@pytest.mark.parametrize("shuffle_ranks", [False, True])
+@pytest.mark.parametrize("skip", [[], [[5, 9], [40, 40]]])
+@pytest.mark.parametrize("drop_last", [True, False])
+def test_what_a_rank_read_in_a_step_is_found_again(tmp_path, shuffle_ranks, skip, drop_last):
+    write_pair(tmp_path / "pair", [100] * 50)
+    config = gpt_config(None, blend=([str(tmp_path / "pair")], None), split="1", sequence_length=16)
+    dataset = build(config, (101, None, None))[0]
+    options = {"batch_size": 3, "num_ranks": 2, "shuffle_ranks": shuffle_ranks, "skip": skip, "drop_last": drop_last}
+    loaders = [BatchLoader(dataset, rank=rank, **options) for rank in range(2)]
+    batches = []
+    for loader in loaders:
+        loader.hash_samples()
+        batches.append(chain.from_iterable(repeat(loader)))  # passes follow one another
+    for count in [1, 1, 3, 2, 4, 4, 4, 4, 4]:  # a ramp-up of the batch size
+        read = []
+        for loader, own in zip(loaders, batches, strict=True):
+            for _ in range(count):
+                next(own)
+            read.append([[int(one) for one in batch.positions] for batch in loader.pop_hashes()])
+        first = min(one for own in read for one in own[0])
+        total = sum(len(batch) for own in read for batch in own)
+        for rank, own in enumerate(read):
+            assert samples_of(first, total, rank, **loaders[0].division()) == sum(own, []), (count, rank)
+        found = samples_of(first, total, None, **loaders[0].division())
+        assert sorted(found) == sorted(sum(read[0] + read[1], []))

@@ -56,8 +56,12 @@ _SPLIT: Final = Rule("up to three numbers that are not all 0, such as '98,1,1'",
 _SEED: Final = Rule("a whole number in [0, 2**32)", lambda value: WHOLE.holds(value) and value < 2**32)
 
 
-def read_blend_file(path: str | os.PathLike[str]) -> BlendFile:
-    """Reads the blend file at `path`. Paths in it are relative to its folder.
+def read_blend_file(path: str | os.PathLike[str], *, folder: str | os.PathLike[str] | None = None) -> BlendFile:
+    """Reads the blend file at `path`.
+
+    Args:
+        path: path of the file.
+        folder: folder to which paths in it are relative; by default that of the file.
 
     Raises:
         BlendFileError: the file is no TOML, or has invalid settings; lists all problems, each with its line.
@@ -67,7 +71,7 @@ def read_blend_file(path: str | os.PathLike[str]) -> BlendFile:
     if is_address(path):
         raise ArgumentError(f"a blend file must be a file on this host, found the address {redact(os.fspath(path))}")
     path = Path(path)
-    return _read(path, path.parent, *_parse(path))
+    return _read(path, path.parent if folder is None else Path(folder), *_parse(path))
 
 
 def read_blend_table(table: Mapping[str, Any], *, where: str) -> BlendFile:

@@ -1,6 +1,7 @@
 """`trackbed show`: the contents of a sample of a blend."""
 
 from itertools import accumulate, groupby, pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,11 +16,16 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="Show what a sample of a blend contains.")
-@click.argument("path", metavar="BLEND.toml", type=click.Path(exists=True, dir_okay=False))
+@click.argument("path", metavar="[BLEND.toml]", required=False, type=click.Path(exists=True, dir_okay=False))
 @click.option(
-    "--sample", type=int, default=0, show_default=True, metavar="K",
-    help="Position of the sample; a negative one counts from the end.",
+    "--sample", type=int, metavar="K", help="Position of the sample, by default 0; a negative one counts from the end.",
 )  # fmt: skip
+@click.option(
+    "--run", type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="RUN",
+    help="Folder of a run: show all samples of a --step of it, from the blend file that it had then.",
+)  # fmt: skip
+@click.option("--step", type=click.IntRange(min=1), metavar="N", help="With --run: number of the step.")
+@click.option("--rank", type=click.IntRange(min=0), metavar="R", help="With --run: only what this rank has read.")
 @click.option(
     "--split", type=click.Choice(["train", "valid", "test"]), default="train", show_default=True,
     help="Part of the blend that the position counts in.",
@@ -27,33 +33,58 @@ if TYPE_CHECKING:
 @click.option("--cache", metavar="FOLDER", help="Folder of the indices, instead of the file's `cache`.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @idx_cache_option
-def show(path: str, *, sample: int, split: str, cache: str | None, as_json: bool, idx_cache: str | None) -> None:
-    """Show the contents of a sample of a blend: its documents, and their text.
+def show(
+    path: str | None,
+    *,
+    sample: int | None,
+    run: Path | None,
+    step: int | None,
+    rank: int | None,
+    split: str,
+    cache: str | None,
+    as_json: bool,
+    idx_cache: str | None,
+) -> None:
+    """Show the contents of a sample of a blend, or of a step of a run: the documents, and their text.
 
     {-Marked-} text is excluded from the loss. Missing indices are built.
     """
+    if run is not None and (path is not None or sample is not None or split != "train"):
+        raise click.UsageError("--run excludes BLEND.toml, --sample and --split")
+    if (run is None) != (step is None) or (rank is not None and run is None):
+        raise click.UsageError("--run and --step need each other, and --rank needs both")
+    if run is None and path is None:
+        raise click.UsageError("Missing argument 'BLEND.toml'.")
     from trackbed.blends import measure_blend, plan_blend, read_blend_file
     from trackbed.builder import BlendedMegatronDatasetBuilder
+    from trackbed.cli.show_step import find_step
     from trackbed.loading import provenance
 
-    blend = measure_blend(read_blend_file(path).with_idx_cache(idx_cache))
+    if run is not None and step is not None:
+        file, positions = find_step(run, step, rank, idx_cache)
+    else:
+        file, positions = read_blend_file(str(path)).with_idx_cache(idx_cache), [sample or 0]
+    blend = measure_blend(file)
     plan_blend(blend).problems.stop()
     config = blend.config(cache=cache)
     built = BlendedMegatronDatasetBuilder(blend.dataset_class, blend.sizes, lambda: True, config).build()
     dataset = dict(zip(("train", "valid", "test"), built, strict=True))[split]
     if dataset is None or isinstance(dataset, list):
         found_instead = "several datasets (multiple_validation_sets)" if dataset else "none"
-        raise ArgumentError(f"{path}: --split {split} must be one with one dataset, found {found_instead}")
-    if not -len(dataset) <= sample < len(dataset):
-        raise ArgumentError(
-            f"{path}: --sample must be in [-{len(dataset)}, {len(dataset)}), the samples of {split}, found {sample}"
-        )
-    found = provenance(dataset, sample)
-    texts = _texts(found, dataset[sample], config.tokenizer)
+        raise ArgumentError(f"{file.path}: --split {split} must be one with one dataset, found {found_instead}")
+    for position in positions:
+        if not -len(dataset) <= position < len(dataset):
+            place = f"[-{len(dataset)}, {len(dataset)}), the samples of {split}"
+            raise ArgumentError(f"{file.path}: --sample must be in {place}, found {position}")
+    every = []
+    for position in positions:
+        found = provenance(dataset, position)
+        texts = _texts(found, dataset[position], config.tokenizer)
+        if not as_json:
+            _draw(found, texts, len(dataset), split)
+        every.append(_fields(found, texts))
     if as_json:
-        click.echo(_to_json(found, texts))
-    else:
-        _draw(found, texts, len(dataset), split)
+        click.echo(json_text({"step": step, "samples": every} if run is not None else every[0]))
 
 
 def _texts(found: "Provenance", sample: dict[str, Any], tokenizer: Any) -> list[list[tuple[str, bool]]]:
@@ -86,13 +117,13 @@ def _decode(ids: list[int], tokenizer: Any) -> str:
         raise FormatError(f"the tokenizer must decode the tokens {ids[:8]} ..., found an error: {error}") from error
 
 
-def _to_json(found: "Provenance", texts: list[list[tuple[str, bool]]]) -> str:
+def _fields(found: "Provenance", texts: list[list[tuple[str, bool]]]) -> dict[str, Any]:
     from dataclasses import asdict
 
     fields = asdict(found)
     for origin, runs in zip(fields["origins"], texts, strict=True):
         origin["text"] = [{"text": text, "counts": does_count} for text, does_count in runs]
-    return json_text(fields)
+    return fields
 
 
 def _draw(provenance: "Provenance", texts: list[list[tuple[str, bool]]], num_samples: int, split: str) -> None:

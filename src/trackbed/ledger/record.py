@@ -1,16 +1,19 @@
 """What the files of a run say: the steps that count, and what has happened (docs/formats/run.md)."""
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from trackbed.errors import FormatError
+from trackbed.errors import ArgumentError, FormatError
 from trackbed.ledger.lines import read_lines
 
 STEPS: Final = "steps.jsonl"
 EVENTS: Final = "events.jsonl"
 BLENDS: Final = "blends"
+OPEN: Final = "open"
+"""Event of a job that has opened the run."""
 BEGIN: Final = "begin"
 """Event before the first step of a job."""
 
@@ -25,6 +28,20 @@ class RunRecord:
     """Lines of steps that were trained again, from a checkpoint before them."""
     events: list[dict[str, Any]]
     """All events, in their order."""
+    jobs: list[dict[str, Any]]
+    """For each line in `steps`, what its job has said of itself: the keys of the events "open" and "begin"."""
+
+    def find(self, step: int) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Returns the line of a step, and what its job has said of itself.
+
+        Raises:
+            ArgumentError: the step is not recorded.
+        """
+        for line, job in zip(self.steps, self.jobs, strict=True):
+            if line["step"] == step:
+                return line, job
+        known = f"steps {self.steps[0]['step']} to {self.steps[-1]['step']}" if self.steps else "no steps"
+        raise ArgumentError(f"step must be one that is recorded, found {step} and {known}")
 
 
 def read_run(folder: str | Path) -> RunRecord:
@@ -42,11 +59,36 @@ def read_run(folder: str | Path) -> RunRecord:
     try:
         begins = [(int(one["steps_bytes"]), int(one["after_step"])) for one in events if one.get("event") == BEGIN]
         counts = which_count([(start, int(fields["step"])) for start, fields in steps], begins)
+        jobs = jobs_of([start for start, _ in steps], events)
     except (KeyError, TypeError, ValueError) as error:
         raise FormatError(f"{folder}: a line must have the fields of its kind, found: {error!r}") from None
-    kept = [fields for (_, fields), is_kept in zip(steps, counts, strict=True) if is_kept]
-    others = [fields for (_, fields), is_kept in zip(steps, counts, strict=True) if not is_kept]
-    return RunRecord(kept, others, events)
+    found = list(zip([fields for _, fields in steps], jobs, counts, strict=True))
+    kept = [(fields, job) for fields, job, does_count in found if does_count]
+    others = [fields for fields, _, does_count in found if not does_count]
+    return RunRecord([fields for fields, _ in kept], others, events, [job for _, job in kept])
+
+
+def jobs_of(starts: Sequence[int], events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns for each line what its job has said of itself.
+
+    Args:
+        starts: first byte of each line, in rising order.
+        events: all events.
+
+    >>> events = [{"event": "open", "host": "a"}, {"event": "begin", "steps_bytes": 0, "after_step": 0}]
+    >>> jobs_of([0, 10], events)[1]
+    {'host': 'a', 'steps_bytes': 0, 'after_step': 0}
+    """
+    opened: dict[str, Any] = {}
+    begins: list[dict[str, Any]] = []
+    for event in events:
+        fields = {name: value for name, value in event.items() if name not in ("event", "time")}
+        if event.get("event") == OPEN:
+            opened = fields
+        elif event.get("event") == BEGIN:
+            begins.append({**opened, **fields})
+    sizes = [begin["steps_bytes"] for begin in begins]
+    return [begins[found - 1] if (found := bisect_right(sizes, start)) else {} for start in starts]
 
 
 def which_count(steps: Sequence[tuple[int, int]], begins: Sequence[tuple[int, int]]) -> list[bool]:

@@ -69,9 +69,9 @@ class RunFiles:
         self.events.flush()
         self._tell(lambda one: one.on_event(event))
 
-    def begin(self, after_step: int) -> None:
+    def begin(self, after_step: int, fields: Mapping[str, Any]) -> None:
         """Appends the event that lines of steps behind `after_step` are those of this job from here on."""
-        self.add_event(BEGIN, {"after_step": after_step, "steps_bytes": self.steps.size_bytes})
+        self.add_event(BEGIN, {"after_step": after_step, "steps_bytes": self.steps.size_bytes, **fields})
 
     def close(self) -> None:
         """Closes the files."""

@@ -18,7 +18,7 @@ from trackbed.errors import ArgumentError, RunError
 from trackbed.files.folder_lock import FolderLock
 from trackbed.files.publish import new_partial, publish, write_new
 from trackbed.kernels.integers import check_at_least
-from trackbed.ledger.record import BLENDS
+from trackbed.ledger.record import BLENDS, OPEN
 from trackbed.ledger.recorder import Loss, Observer, Recorder, RunFiles
 from trackbed.loading.loader import BatchLoader
 from trackbed.version import __version__
@@ -62,7 +62,6 @@ class Run:
         self._stalled = 0.0
         """Seconds for which the loader has waited up to the last step."""
         self._has_begun = False
-        self._skipped: list[list[int]] = []
         self._is_closed = False
 
     @property
@@ -85,7 +84,6 @@ class Run:
             raise ArgumentError("a run must have one loader, found a second call of Run.loader")
         loader = BatchLoader(self.train, batch_size=batch_size, **options)
         loader.hash_samples()
-        self._skipped = loader.skipped_ranges()
         if self._loaded is not None:
             loader.load_state_dict(self._loaded)
             self._loaded = None
@@ -130,9 +128,7 @@ class Run:
             )
         if not self._has_begun:
             self._has_begun = True
-            self._recorder.call(partial(_begin, self.step))
-            if self._skipped:
-                self.event("skip", ranges=self._skipped)
+            self._recorder.call(partial(_begin, self.step, self._loader.division()))
         self.step += 1
         stalled, self._stalled = self._stalled, self._loader.counters.stall_seconds
         fields = {
@@ -274,7 +270,7 @@ def open_run(
                 version = _keep_blend(place / BLENDS, Path(blend))
                 datasets = getattr(splits.train, "datasets", [splits.train])
                 files.add_event(
-                    "open",
+                    OPEN,
                     {
                         "host": socket.gethostname(),
                         "process": os.getpid(),
@@ -318,8 +314,8 @@ def _refusal(folder: Path, holder: str | None) -> RunError:
     return RunError(f"{folder}: must be the run of one job, but {holder or 'this process'} has it open")
 
 
-def _begin(after_step: int, files: RunFiles) -> None:
-    files.begin(after_step)
+def _begin(after_step: int, division: Mapping[str, Any], files: RunFiles) -> None:
+    files.begin(after_step, division)
 
 
 def _add_event(kind: str, fields: Mapping[str, Any], files: RunFiles) -> None:

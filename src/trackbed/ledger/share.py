@@ -24,6 +24,7 @@ def share_of(
     return {
         "positions": [int(one) for batch in batches for one in batch.positions],
         "digests": b64encode(b"".join(batch.digests for batch in batches)).decode(),
+        "first": min((int(one) for one in batches[0].positions), default=None) if batches else None,
         "datasets": [int(one) for batch in batches for one in batch.datasets],
         "num_tokens": max((batch.num_tokens for batch in batches), default=0),
         "losses": list(losses),
@@ -57,7 +58,7 @@ def line_of(step: int, shares: Sequence[dict[str, Any]]) -> dict[str, Any]:
         of_datasets.setdefault(number, []).append(position)
     return {
         "step": step,
-        "first_sample": min(digests, default=None),
+        "first_sample": min((one["first"] for one in shares if one["first"] is not None), default=None),
         "num_samples": len(digests),
         "num_ranks": first["num_ranks"],
         "loss": mean(list(losses.values())) if is_by_sample else _mean_of_ranks(shares),

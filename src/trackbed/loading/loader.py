@@ -2,7 +2,9 @@
 
 import os
 from collections.abc import Iterable, Sequence
+from itertools import chain, islice, repeat
 from types import NoneType
+from typing import Any
 
 import numpy as np
 import torch
@@ -131,14 +133,54 @@ class BatchLoader(BatchStream):
         """Number of steps of a whole iteration."""
         return self._num_samples // self._step if self._drop_last else -(-self._num_samples // self._step)
 
-    def skipped_ranges(self) -> list[list[int]]:
-        """Pairs of the first and the last position that are left out, in rising order."""
-        return self._skipped.ranges()
+    def division(self) -> dict[str, Any]:
+        """Returns how samples are divided among the ranks, as plain values: the further arguments of `samples_of`."""
+        sampler = self.sampler
+        seed = sampler.rank_seed if isinstance(sampler, Passes) else None
+        sizes = {"batch_size": self._step // self.num_ranks, "num_ranks": self.num_ranks}
+        sizes |= {"total_samples": len(self.dataset), "drop_last": bool(self._drop_last)}
+        return {**sizes, "rank_seed": seed, "skip": self._skipped.ranges()}
 
     def __repr__(self) -> str:
         """Says how the samples are divided."""
         steps, samples = number_of(len(self), "step"), number_of(self._step, "sample")
         return f"<BatchLoader: {steps} of {samples} on {number_of(self.num_ranks, 'rank')}, {self.dataset!r}>"
+
+
+def samples_of(
+    first: int,
+    num_samples: int,
+    rank: int | None,
+    *,
+    batch_size: int,
+    num_ranks: int,
+    total_samples: int,
+    drop_last: bool,
+    rank_seed: int | None,
+    skip: Sequence[Sequence[int]],
+) -> list[int]:
+    """Returns the positions of the samples that a rank has read in a step, or that all ranks have, in their order.
+
+    Args:
+        first: position of the first sample of the step.
+        num_samples: number of its samples, on all ranks.
+        rank: the rank; None for all.
+        batch_size: samples of a rank and micro-batch.
+        num_ranks: number of ranks.
+        total_samples: samples of the dataset, behind which its first one follows.
+        drop_last: see `BatchLoader`.
+        rank_seed: see `MegatronPretrainingSampler`.
+        skip: pairs of a first and a last position that were left out.
+
+    >>> division = {"batch_size": 2, "num_ranks": 2, "total_samples": 99, "drop_last": True, "rank_seed": None}
+    >>> samples_of(8, 8, 1, **division, skip=[[9, 9]]), samples_of(96, 8, None, **division, skip=[])
+    ([11, 12, 15, 16], [0, 1, 2, 3, 4, 5, 6, 7])
+    """
+    if rank is None:
+        rank, num_ranks, batch_size = 0, 1, batch_size * num_ranks
+    sampler = Passes(total_samples, first, batch_size, rank, num_ranks, drop_last, rank_seed=rank_seed, skip=skip)
+    batches = chain.from_iterable(repeat(sampler))
+    return list(chain.from_iterable(islice(batches, -(-num_samples // (batch_size * num_ranks)))))
 
 
 def _given_place(rank: int | None, num_ranks: int | None) -> tuple[int, int]:

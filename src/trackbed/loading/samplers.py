@@ -131,7 +131,7 @@ class MegatronPretrainingSampler(Positioned):
         self.data_parallel_size = data_parallel_size
         self.micro_batch_times_data_parallel_size = micro_batch_size * data_parallel_size
         self.drop_last = drop_last
-        self._rank_seed = rank_seed
+        self.rank_seed = rank_seed
         self._fingerprint = None if fingerprint is None else str(fingerprint)
         self._yielded = consumed_samples
         self._keep_identity(fingerprint)
@@ -146,7 +146,7 @@ class MegatronPretrainingSampler(Positioned):
         while samples := self.skipped.next_positions(first, step, total=self.total_samples):
             if len(samples) < step and self.drop_last:
                 return
-            part = part_of_rank(self.data_parallel_rank, self.data_parallel_size, seed=self._rank_seed, position=first)
+            part = part_of_rank(self.data_parallel_rank, self.data_parallel_size, seed=self.rank_seed, position=first)
             first = self._yielded = samples[-1] + 1
             yield list(samples[part * self.micro_batch_size : (part + 1) * self.micro_batch_size])
 
@@ -169,13 +169,13 @@ class MegatronPretrainingSampler(Positioned):
     def move_to(self, position: Position) -> None:
         """Continues at a position that `resumed` returned."""
         self.consumed_samples = self._yielded = position.consumed_samples
-        self._rank_seed = _seed_of(position.order)
+        self.rank_seed = _seed_of(position.order)
 
     def _position(self, consumed_samples: int) -> Position:
         return Position(
             consumed_samples=consumed_samples,
             total_samples=self.total_samples,
-            order=_ORDER if self._rank_seed is None else f"{_ORDER}, ranks shuffled by seed {self._rank_seed}",
+            order=_ORDER if self.rank_seed is None else f"{_ORDER}, ranks shuffled by seed {self.rank_seed}",
             fingerprint=self._fingerprint,
         )
 
