@@ -1,6 +1,9 @@
 """Batches for Grain."""
 
 import shutil
+import subprocess
+import sys
+import textwrap
 from pathlib import Path
 
 import grain
@@ -94,3 +97,25 @@ def test_wrong_arguments_are_refused(folder):
     batches = batch_iterator(MicroBatches(dataset, 3), micro_batches_per_step=1, rank=0, num_ranks=1)
     with pytest.raises(ArgumentError, match="must be a multiple of micro_batch_size"):
         batches.set_state({**batches.get_state(), "consumed_samples": 4})
+
+
+def test_a_program_that_ends_with_an_iterator_open_ends_well(folder):
+    program = f"""
+        import trackbed
+        from trackbed.adapters.grain import MicroBatches, batch_iterator
+        dataset = trackbed.open_blend({str(folder / "blend.toml")!r}).train
+        options = dict(micro_batches_per_step=2, rank=0, num_ranks=1)
+        batches = batch_iterator(MicroBatches(dataset, 2), **options)
+        other = batch_iterator(MicroBatches(dataset, 2), **options)
+        print(len(next(batches)["tokens"]), len(next(other)["tokens"]))
+        other.close()
+        try:
+            next(other)
+        except trackbed.ArgumentError as error:
+            print(error)
+    """
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=120
+    )
+    assert (done.returncode, done.stdout) == (0, "4 4\nthe iterator must be open, found it is closed\n")
+    assert "Exception ignored" not in done.stderr

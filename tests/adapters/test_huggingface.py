@@ -4,7 +4,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerControl, TrainerState, TrainingArguments
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 
 import trackbed
 from tests.adapters.training import SEQUENCE, STEP, STEPS, check_runs, digests, masked, run
@@ -52,7 +60,8 @@ def trained(data, out, max_steps, batch_size, *, resume=False, position=None, **
     position = position or TrainerPosition(data)
     trainer = Recorded(model, arguments, train_dataset=data, callbacks=[position])
     trainer.train(resume_from_checkpoint=resume)
-    return [name for batch in trainer.noted for name in batch], position.state()["attributes"]["position"]
+    state = position.state()["attributes"]["position"] if isinstance(position, TrainerPosition) else None
+    return [name for batch in trainer.noted for name in batch], state
 
 
 def data_of(folder, blend="blend.toml"):
@@ -120,6 +129,14 @@ def test_a_position_of_another_dataset_and_batches_of_rank_0_are_refused(folder,
 def test_a_dataset_ends_behind_its_last_sample(folder):
     data = data_of(folder)
     assert len(list(data)) == len(data)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+def test_without_the_callback_a_run_goes_on_behind_what_it_was_trained_on_too(folder, tmp_path):
+    data = data_of(folder)
+    first, _ = trained(data, tmp_path, 3, 4)
+    second, _ = trained(data, tmp_path, 6, 4, resume=True, position=TrainerCallback())
+    assert first + second == in_order(data, 24)
 
 
 @pytest.mark.parametrize(("name", "value"), [("ignore_data_skip", False), ("train_sampling_strategy", "random")])

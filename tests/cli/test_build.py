@@ -145,6 +145,19 @@ def test_megatron_core_starts_from_them(run, blend):
     assert "builds nothing" in found.stdout
 
 
+def test_an_identity_of_another_release_is_refused(run, blend):
+    name = "megatron.core.tokenizers.text.models.default_tokenizer.DefaultTokenizerText"
+    for release, more, words in (
+        ("0.19.2", {}, "tokenizer.megatron must have 'pad_id' in release 0.19.2"),
+        ("0.16.1", {"pad_id": -1}, "tokenizer.megatron must have no 'pad_id' in release 0.16.1"),
+        ("0.19.2", {"pad_id": -1}, ""),
+        ("0.16.1", {}, ""),
+    ):
+        identity = json.dumps({"class": name, "options": {"vocab_size": 255, **more}})
+        found = run("build", "blend.toml", "--for", f"megatron-core=={release}", "--tokenizer-identity", identity)
+        assert (found.exit_code, words in found.stderr) == (int(bool(words)), True)
+
+
 @pytest.mark.parametrize("name", ["conf/blend.toml", "{folder}/blend.toml", "{folder}/conf/../blend.toml"])
 def test_the_names_for_megatron_core_are_those_of_a_job_in_the_working_directory(name, run, blend):
     (blend / "conf").mkdir()

@@ -7,6 +7,7 @@ number of ranks. Rank `tp + TP * pp` has a part of each layer of a pipeline stag
 have in common besides: how they list the checkpoints, the order of fields, and that of calls.
 """
 
+import inspect
 import json
 import math
 import sys
@@ -160,7 +161,10 @@ def save_all(dc, fully_parallel, layout, folder, group):
     dist.barrier()
     dc.save(state_of(dc, layout), str(folders["plain"]), content_metadata={"version": 3})
     wrapper = fully_parallel.FullyParallelSaveStrategyWrapper(strategy())
-    request = dc.save(state_of(dc, layout), str(folders["shared"]), wrapper, async_sharded_save=True)
+    options = {"async_sharded_save": True}
+    if "async_strategy" in inspect.signature(dc.save).parameters:  # from 0.19 on; the default needs another package
+        options["async_strategy"] = "mcore"
+    request = dc.save(state_of(dc, layout), str(folders["shared"]), wrapper, **options)
     was_complete = []
     request.add_finalize_fn(lambda: was_complete.append((folders["shared"] / "metadata.json").exists()))
     request.execute_sync()

@@ -3,34 +3,28 @@
 Shapes: b samples of a micro-batch, B samples of a batch.
 """
 
+import weakref
 from typing import Any
 
 import grain
-import numpy as np
 import numpy.typing as npt
 from grain import experimental
 
 from trackbed.datasets.batches.reader import ReadsBatches, check_split
 from trackbed.errors import ArgumentError
 from trackbed.kernels.integers import check_at_least
-from trackbed.loading.samplers import MegatronPretrainingSampler
+from trackbed.loading.samplers import sampler_of_positions
 
 Arrays = dict[str, npt.NDArray[Any]]
 
 
 class MicroBatches:
-    """Random-access source of Grain whose records are micro-batches, in the order of a dataset.
-
-    A kernel gathers a record in one call, several times as fast as Grain reads and stacks samples. Samples at the end
-    that do not fill a record are left out.
+    """Random-access source of Grain whose records are whole micro-batches, in the order of a dataset.
 
     Args:
         dataset: dataset of a split, such as `trackbed.open_blend(path).train`.
         micro_batch_size: b, samples of a record, at least 1.
         num_threads: threads that gather a record, at least 1.
-
-    Raises:
-        ArgumentError: an argument is of another kind or out of range.
     """
 
     def __init__(self, dataset: ReadsBatches, micro_batch_size: int, *, num_threads: int = 1) -> None:
@@ -41,19 +35,17 @@ class MicroBatches:
         self._num_threads = num_threads
 
     def __len__(self) -> int:
-        """Number of records."""
         return len(self.dataset) // self.micro_batch_size
 
     def __getitem__(self, record_key: int) -> Arrays:
         """Returns a record: arrays by the keys of a sample, each `[b, ...]`."""
         if not 0 <= record_key < len(self):
             raise IndexError(f"a record must be in [0, {len(self)}), found {record_key}")
-        samples = np.arange(record_key * self.micro_batch_size, (record_key + 1) * self.micro_batch_size)
-        batch = self.dataset.gather(samples, num_threads=self._num_threads)
+        first = record_key * self.micro_batch_size
+        batch = self.dataset.gather(range(first, first + self.micro_batch_size), num_threads=self._num_threads)
         return {name: tensor.numpy() for name, tensor in batch.items()}
 
     def __repr__(self) -> str:
-        """Says how many records there are."""
         return f"<MicroBatches: {len(self):,} of {self.micro_batch_size} samples, {self.dataset!r}>"
 
 
@@ -64,7 +56,6 @@ def batch_iterator(
 
     Each step reads records that follow one another, of which rank r gets the records r, r + num_ranks, and so on, as
     one batch: arrays `[B, ...]` by the keys of a sample. All ranks stop together where no whole step is left.
-
     The state is that of a `trackbed.BatchLoader`, and either loads that of the other: plain values, which say after how
     many samples to go on, and in which data. `set_state` raises an `ArgumentError` for other data.
 
@@ -86,10 +77,8 @@ def batch_iterator(
     if not isinstance(source, MicroBatches) or micro_batches_per_step > len(source):
         raise ArgumentError(f"source must be MicroBatches, {micro_batches_per_step} of them or more, found {source!r}")
     shard = grain.sharding.ShardOptions(shard_index=rank, shard_count=num_ranks)
-    reads = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
-    elastic = experimental.ElasticIterator(
-        grain.MapDataset.source(source), micro_batches_per_step, shard, read_options=reads
-    )
+    records, reads = grain.MapDataset.source(source), grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
+    elastic = experimental.ElasticIterator(records, micro_batches_per_step, shard, read_options=reads)
     return _Batches(experimental.ThreadPrefetchDatasetIterator(iter(elastic), ahead), source, micro_batches_per_step)
 
 
@@ -98,11 +87,14 @@ class _Batches(grain.DatasetIterator[Arrays]):
 
     def __init__(self, stacked: grain.DatasetIterator[Arrays], source: MicroBatches, micro_batches: int) -> None:
         super().__init__(stacked)
+        self._parents = [stacked]
+        self.close = weakref.finalize(self, _end, self._parents)  # at the end of the program, too
         self._micro_batch_size, self._step = source.micro_batch_size, micro_batches * source.micro_batch_size
-        fingerprint = getattr(source.dataset, "fingerprint", None)
-        self._sampler = MegatronPretrainingSampler(len(source.dataset), 0, 1, 0, 1, fingerprint=fingerprint)
+        self._sampler = sampler_of_positions(source.dataset)
 
     def __next__(self) -> Arrays:
+        if not self._parents:
+            raise ArgumentError("the iterator must be open, found it is closed")
         if self._consumed + self._step > self._sampler.total_samples:
             raise StopIteration
         return {name: array.reshape(-1, *array.shape[2:]) for name, array in next(self._parent).items()}
@@ -120,3 +112,8 @@ class _Batches(grain.DatasetIterator[Arrays]):
         if consumed % size:
             raise ArgumentError(f"consumed_samples must be a multiple of micro_batch_size {size}, found {consumed}")
         self._parent.set_state({"global_next_index": consumed // size})
+
+
+def _end(stacked: list[grain.DatasetIterator[Arrays]]) -> None:
+    """Ends the thread, and frees Grain's iterator while its modules are there."""
+    stacked.pop().close()

@@ -17,10 +17,10 @@ from transformers.trainer_callback import ExportableState
 from trackbed.datasets.batches.reader import ReadsBatches, check_split
 from trackbed.errors import ArgumentError
 from trackbed.kernels.integers import check_at_least
-from trackbed.loading.samplers import MegatronPretrainingSampler
+from trackbed.loading.samplers import sampler_of_positions
 
-OPTIONS: Final = {"train_sampling_strategy": "sequential", "ignore_data_skip": True, "dataloader_drop_last": True}
-"""Options of `TrainingArguments` with which the `Trainer` reads samples in order, and skips nothing itself."""
+OPTIONS: Final = {"train_sampling_strategy": "sequential", "dataloader_drop_last": True}
+"""Options of `TrainingArguments` with which the `Trainer` reads samples in order."""
 
 
 class TrainerDataset(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
@@ -65,12 +65,10 @@ class TrainerPosition(TrainerCallback, ExportableState):
 
     def __init__(self, data: TrainerDataset | None = None) -> None:
         if not isinstance(data, TrainerDataset):
-            hint = "; leave restore_callback_states_from_checkpoint out, with which the Trainer makes callbacks itself"
-            found = f"{data!r}{hint if data is None else ''}"
-            raise ArgumentError(f"data must be the TrainerDataset of training, found {found}")
+            hint = "; leave restore_callback_states_from_checkpoint out" if data is None else ""
+            raise ArgumentError(f"data must be the TrainerDataset of training, found {data!r}{hint}")
         self._data = data
-        fingerprint = getattr(data.dataset, "fingerprint", None)
-        self._sampler = MegatronPretrainingSampler(len(data), 0, 1, 0, 1, fingerprint=fingerprint)
+        self._sampler = sampler_of_positions(data.dataset)
         self._consumed = 0  # samples that all ranks have trained on
 
     def state(self) -> dict[str, Any]:
@@ -79,9 +77,13 @@ class TrainerPosition(TrainerCallback, ExportableState):
         position = {**self._sampler.state_dict(consumed_samples=consumed), "passes": passes}
         return {"args": {}, "attributes": {"position": position}}
 
+    def on_init_end(self, args: Any, *unused: Any, **kwargs: Any) -> None:
+        """Has the `Trainer` skip nothing itself. Without this callback it reads again what it was trained on."""
+        args.ignore_data_skip = True
+
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Takes the position of the checkpoint that the `Trainer` has loaded, which must be of the same data."""
-        for name, wanted in OPTIONS.items():
+        for name, wanted in {**OPTIONS, "ignore_data_skip": True}.items():  # which `on_init_end` sets
             if getattr(args, name) != wanted:
                 raise ArgumentError(f"TrainingArguments: {name} must be {wanted!r}, found {getattr(args, name)!r}")
         loader = kwargs["train_dataloader"]

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trackbed.blends.open import open_blend
-from trackbed.checkpoint import load, open_checkpoint, save
-from trackbed.checkpointer.runs import run_in
+from trackbed.checkpoint import load, save
+from trackbed.checkpointer.runs import remove_checkpoint
 from trackbed.comm import SOLO
 from trackbed.datasets import Batch
 from trackbed.errors import ArgumentError
@@ -114,7 +114,5 @@ class FolderCheckpointIO(CheckpointIO):
         return load(path, group=SOLO)
 
     def remove_checkpoint(self, path: str | Path) -> None:
-        """Removes a checkpoint. Anything else at `path` is a CheckpointError."""
-        open_checkpoint(path)
-        parent, _, name = str(path).rstrip("/").rpartition("/")
-        run_in(parent or ".").hide(name)()
+        """Removes a checkpoint, if it is there. Anything else at `path` is a CheckpointError."""
+        remove_checkpoint(path)  # a run that goes on removes what the one before it may have removed

@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
+from trackbed.checkpoint import open_checkpoint
 from trackbed.checkpoint.begin_save import AnySave
 from trackbed.checkpoint.folder import any_folder
 from trackbed.checkpoint.format.extents import Described
@@ -109,6 +110,26 @@ class LocalRun:
 
 
 AnyRun: TypeAlias = LocalRun | StoredRun
+
+
+def remove_checkpoint(path: str | Path) -> None:
+    """Removes the checkpoint `path`, unless it was removed before.
+
+    Raises:
+        CheckpointError: there is something else.
+        OSError: it cannot be removed.
+    """
+    folder = any_folder(path)
+    if isinstance(folder, Path):
+        is_removed = not folder.exists()
+    else:
+        marker = folder.marker()  # which stays
+        is_removed = marker is not None and marker.current is None
+    if is_removed:
+        return
+    open_checkpoint(path)
+    parent, _, name = str(path).rstrip("/").rpartition("/")
+    run_in(parent or ".").hide(name)()
 
 
 def run_in(folder: str | Path) -> AnyRun:

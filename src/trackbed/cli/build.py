@@ -102,7 +102,7 @@ def build(
     plan_blend(blend).problems.stop()
     config = _config(blend, cache, threads, _identity(tokenizer_identity))
     if is_for_megatron:
-        _check_readable(config, blend)
+        _check_readable(config, blend, reader.partition("==")[2])
     # Without a cache there is no place for a secret of the processes, and only the order instant builds nothing.
     if is_shared and not plan_only and config.path_to_cache is None and secret_file is None:
         launch = parse_launch(os.environ)
@@ -200,19 +200,25 @@ def _tokenizer(blend: "MeasuredBlend", identity: "MegatronIdentity | None") -> A
     return make_tokenizer(replace(entry, megatron=identity))
 
 
-def _check_readable(config: "GPTDatasetConfig", blend: "MeasuredBlend") -> None:
-    """Refuses configurations whose indices megatron-core cannot read."""
+def _check_readable(config: "GPTDatasetConfig", blend: "MeasuredBlend", release: str) -> None:
+    """Refuses configurations whose indices megatron-core cannot read, or a release of it would not look for."""
+    from trackbed.datasets.megatron_releases import option_of_releases
+
     wrong = None
+    identity = config.tokenizer.unique_identifiers  # type: ignore[union-attr]  # config() gives one
     if config.order != "megatron":
         wrong = f'order must be "megatron", found "{config.order}"'
     elif config.groups:
         wrong = "groups must be merged into pairs, found some: list their files as datasets, or run trackbed merge"
     elif len(blend.members) > MOST_DATASETS:
         wrong = f"a blend must have at most {MOST_DATASETS} datasets, found {len(blend.members)}"
-    elif "tokenizer_path" not in config.tokenizer.unique_identifiers:  # type: ignore[union-attr]  # config() gives one
+    elif "tokenizer_path" not in identity:
         wrong = (
             "tokenizer.megatron or --tokenizer-identity must state the identity of the job's tokenizer, found neither"
         )
+    elif release and (option := option_of_releases(release, identity)) is not None:
+        wrong = f"tokenizer.megatron must have {option} in release {release}, found the options of another release: "
+        wrong += f"write the blend file by trackbed blend --from-megatron --for {MEGATRON}=={release}"
     if wrong is not None:
         raise ArgumentError(f"{blend.file.path}: for {MEGATRON}, {wrong}")
 

@@ -72,8 +72,8 @@ class Release(click.ParamType):  # type: ignore[type-arg,unused-ignore]
 
         name, has_release, release = value.partition("==")
         if value not in self._others and name != MEGATRON:
-            wanted = ", ".join((*self._others, MEGATRON, f"{MEGATRON}==0.19"))
-            self.fail(f"must be one of {wanted}, found {value!r}")
+            wanted = ", ".join((*self._others, MEGATRON, f"or a release such as {MEGATRON}==0.19"))
+            self.fail(f"must be {wanted}, found {value!r}")
         if has_release:
             try:
                 is_newer = is_newer_than_compared(release)
@@ -81,7 +81,7 @@ class Release(click.ParamType):  # type: ignore[type-arg,unused-ignore]
                 self.fail(str(error))
             if is_newer:
                 told = f"{value} is newer than {COMPARED_WITH[-1]}, up to which Trackbed has been compared with it"
-                click.echo(f"trackbed: {told}", err=True)
+                click.echo(f"trackbed: warning: {told}", err=True)
         return value
 
 

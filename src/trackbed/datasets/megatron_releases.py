@@ -1,5 +1,6 @@
 """What differs between releases of Megatron Core, as far as Trackbed is concerned."""
 
+from collections.abc import Mapping
 from typing import Final, Literal
 
 from packaging.version import InvalidVersion, Version
@@ -70,6 +71,29 @@ def has_flags_that_switch_off(release: str) -> bool:
 def has_chat_template(release: str) -> bool:
     """True if tokenizers of a release are given a chat template, and have it in their identity."""
     return check_release(release) >= Version("0.18")
+
+
+def option_of_releases(release: str, identity: Mapping[str, object]) -> str | None:
+    """Says which option an identity of a tokenizer must have, or must not, in a release; None if it fits.
+
+    Args:
+        release: release of Megatron Core.
+        identity: the identifiers of the tokenizer.
+
+    >>> option_of_releases("0.19", {"class": "...", "tokenizer_path": "llama", "use_fast": "True"})
+    "'chat_template'"
+    >>> option_of_releases("0.16.1", {"class": "...", "tokenizer_path": None, "vocab_size": "8", "pad_id": "-1"})
+    "no 'pad_id'"
+    """
+    options = set(identity) - {"class", "tokenizer_path"}
+    if options and options <= {"vocab_size", "eod_id", "pad_id"}:
+        option = "pad_id"  # of a `NullTokenizer`
+    elif options & {"use_fast", "legacy"} and identity.get("tokenizer_path") != "GPT2BPETokenizer":
+        option = "chat_template"  # of tokenizers of Hugging Face and of SentencePiece
+    else:
+        return None
+    is_wanted = has_chat_template(release)
+    return None if (option in options) == is_wanted else f"{'' if is_wanted else 'no '}{option!r}"
 
 
 def plans_layouts_elsewhere(release: str) -> bool:

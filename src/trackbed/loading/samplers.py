@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import torch
 
+from trackbed.datasets.batches.reader import ReadsBatches
 from trackbed.datasets.identity import DatasetFingerprint, Identity
 from trackbed.errors import ArgumentError
 from trackbed.index.rank_shuffle import part_of_rank
@@ -178,6 +179,12 @@ class MegatronPretrainingSampler(Positioned):
             order=_ORDER if self.rank_seed is None else f"{_ORDER}, ranks shuffled by seed {self.rank_seed}",
             fingerprint=self._fingerprint,
         )
+
+
+def sampler_of_positions(dataset: ReadsBatches) -> MegatronPretrainingSampler:
+    """Returns a sampler of one rank, for a program that reads by itself: its state is a position in the dataset."""
+    fingerprint = getattr(dataset, "fingerprint", None)
+    return MegatronPretrainingSampler(len(dataset), 0, 1, 0, 1, fingerprint=fingerprint)
 
 
 class Passes(MegatronPretrainingSampler):
