@@ -18,6 +18,7 @@ from trackbed.errors import ArgumentError, RunError
 from trackbed.files.folder_lock import FolderLock
 from trackbed.files.publish import new_partial, publish, write_new
 from trackbed.kernels.integers import check_at_least
+from trackbed.ledger.metrics import MetricsFile
 from trackbed.ledger.record import BLENDS, OPEN
 from trackbed.ledger.recorder import Loss, Observer, Recorder, RunFiles
 from trackbed.loading.loader import BatchLoader
@@ -266,7 +267,7 @@ def open_run(
             if group.rank == 0:
                 place.mkdir(parents=True, exist_ok=True)
                 lock = FolderLock(place, _LOCK_NAME, partial(_refusal, place))
-                files = RunFiles(place, observers)
+                files = RunFiles(place, [MetricsFile(place), *observers])
                 version = _keep_blend(place / BLENDS, Path(blend))
                 datasets = getattr(splits.train, "datasets", [splits.train])
                 files.add_event(
