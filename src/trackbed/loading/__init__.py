@@ -1,6 +1,7 @@
 """Samplers, prefetching of batches, and the position in the data as checkpoint state."""
 
 from trackbed.loading.batch_stream import BatchStream, LoaderCounters
+from trackbed.loading.mesh import broadcast_batch, keys_for_stage, slice_for_context
 from trackbed.loading.position import Position
 from trackbed.loading.provenance import Origin, Provenance, provenance
 from trackbed.loading.samplers import MegatronPretrainingRandomSampler, MegatronPretrainingSampler
@@ -13,5 +14,8 @@ __all__ = [
     "Origin",
     "Position",
     "Provenance",
+    "broadcast_batch",
+    "keys_for_stage",
     "provenance",
+    "slice_for_context",
 ]
