@@ -4,8 +4,10 @@
     torchrun --nproc-per-node 2 examples/pretrain_gpt.py run.toml
     torchrun --nnodes 1:2 --max-restarts 3 --nproc-per-node 2 examples/pretrain_gpt.py run.toml
 
-Started again, it goes on behind the newest whole checkpoint, on any number of ranks. SIGTERM and SIGUSR1 end it with a
-checkpoint and status 0. Keys of the file, of which the first four are needed:
+Started again, it goes on behind the newest whole checkpoint, on any number of ranks. With `--max-restarts`, set
+TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1: otherwise ranks that torchrun starts again may find the addresses of those before
+them (torch 2.13). SIGTERM and SIGUSR1 end it with a checkpoint and status 0. Keys of the file, of which the first four
+are needed:
 
     run = "runs/first"             # folder of the record and the checkpoints
     blend = "blend.toml"           # the data
@@ -15,6 +17,7 @@ checkpoint and status 0. Keys of the file, of which the first four are needed:
     parallel = "ddp"               # or "fsdp2"
     checkpoint_every = 20          # steps; the last one is saved, too
     keep_checkpoints = 3
+    writer = "thread"              # or "process", which writes the checkpoints beside each rank
     eval_every = 50                # steps between evaluations of the valid split; 0 for none
     skip = [[100, 199]]            # first and last position of samples to leave out, by default none
     [model]                        # width, heads and layers
@@ -34,7 +37,7 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -76,6 +79,7 @@ class RunConfig:
     parallel: str = "ddp"
     checkpoint_every: int = 20
     keep_checkpoints: int = 3
+    writer: Literal["thread", "process"] = "thread"
     eval_every: int = 50
     skip: list[list[int]] = field(default_factory=list)
     model: ModelSize = field(default_factory=ModelSize)
@@ -264,7 +268,9 @@ def main() -> int:
     folder = path.parent / config.run
     with (
         trackbed.open_run(folder, blend=path.parent / config.blend) as run,
-        trackbed.Checkpointer(folder / "checkpoints", keep_last=config.keep_checkpoints) as checkpointer,
+        trackbed.Checkpointer(
+            folder / "checkpoints", keep_last=config.keep_checkpoints, writer=config.writer
+        ) as checkpointer,
     ):
         checkpointer.save_on_signal(signal.SIGTERM, signal.SIGUSR1)
         is_whole = train(config, run, checkpointer)

@@ -22,10 +22,16 @@ from tests.support import ROOT
 
 sys.path.insert(0, str(ROOT / "examples"))
 from model import GPT, ModelConfig
-from train import of_all_ranks
 
 BATCH_SIZE, MICRO_BATCH_SIZE, SEQUENCE = 4, 2, 32
 BLEND = {"prefixes": {"a": 0.7, "b": 0.3}, "sequence_length": SEQUENCE, "size": 1000, "tokenizer": "bytes", "seed": 3}
+
+
+def of_all_ranks(values):
+    """`[ranks, K]` values of all ranks, of the `[K]` values of each."""
+    found = [torch.empty_like(values) for _ in range(dist.get_world_size())]
+    dist.all_gather(found, values)
+    return torch.stack(found)
 
 
 def main():
