@@ -73,3 +73,12 @@ def test_make_looks_for_the_compiler_before_it_fetches_anything(tmp_path, path_w
     assert found.returncode != 0
     assert found.stderr.startswith(WANTED)
     assert not (tmp_path / ".venv").exists()
+
+
+def test_a_compiler_that_a_toolchain_file_names_need_not_be_on_path(tmp_path, path_without_compiler):
+    (tmp_path / "toolchain.cmake").write_text(f'set(CMAKE_CXX_COMPILER "{sys.executable}")\n')
+    options = ["-DTRACKBED_PYTHON=OFF", f"-DCMAKE_TOOLCHAIN_FILE={tmp_path}/toolchain.cmake"]
+    command = ["cmake", "-S", str(ROOT / "native"), "-B", str(tmp_path / "build"), "-G", "Ninja", *options]
+    found = subprocess.run(command, env=path_without_compiler, capture_output=True, text=True, timeout=60)
+    assert WANTED not in found.stderr
+    assert "compiler identification" in found.stdout  # which is that of the file
