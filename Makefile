@@ -17,7 +17,7 @@ NATIVE_ARGS ?=
 export PIP_NO_INPUT := 1
 export HYPOTHESIS_STORAGE_DIRECTORY := .hypothesis
 
-.PHONY: help setup setup-dev demo triton test test-full test-newer test-versions check format bench bench-full bench-grads bench-ckpt bench-stores gpu gpu-wheels quality native-test wheels test-wheel docs clean
+.PHONY: help setup setup-dev demo triton test soak test-full test-newer test-versions check format bench bench-full bench-grads bench-ckpt bench-stores gpu gpu-wheels quality native-test wheels test-wheel docs clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -58,6 +58,9 @@ triton: setup-dev ## Triton, whose interpreter runs the kernel of GPUs in tests:
 
 test: setup-dev ## The tests that CI runs
 	$(BIN)/python -m pytest -m "not slow" --numprocesses $(JOBS) --durations=15 $(PYTEST_ARGS)
+
+soak: setup-dev ## Training runs that are ended twenty times in all ways, and compared with one that is not: ten minutes
+	$(BIN)/python -m pytest -m slow tests/runs $(PYTEST_ARGS)
 
 test-full: setup-dev ## All counts of configurations and faults: up to 90 minutes
 	TRACKBED_TIER=full $(BIN)/python -m pytest -m slow $(PYTEST_ARGS)

@@ -18,6 +18,7 @@ from torch.distributed import checkpoint as dcp
 
 import trackbed
 from trackbed.blends import read_blend_file
+from trackbed.ledger import read_run
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -272,6 +273,18 @@ def test_the_recipes_for_other_trainers_run(first_hour, number):
     )
     assert found.returncode == 0, found.stderr
     assert found.stdout.strip().endswith(("24", "8", "}]", "True"))
+
+
+def test_the_recorded_run_goes_on(first_hour):
+    (program,) = snippets("python", (ROOT / "docs" / "how-to" / "record-a-run.md").read_text())
+    for steps in (20, 40):
+        found = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", program], cwd=first_hour, check=True, capture_output=True, text=True
+        )
+        assert found.stdout == f"{steps} steps\n"
+    record = read_run(first_hour / "runs" / "first")
+    assert [line["step"] for line in record.steps] == list(range(1, 41))
+    assert record.superseded == []
 
 
 @pytest.mark.dist
