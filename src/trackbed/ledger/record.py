@@ -1,4 +1,4 @@
-"""What the files of a run say: the steps that count, and what has happened (docs/formats/run.md)."""
+"""Record of a run as its files have it: the steps that count, and events (docs/formats/run.md)."""
 
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -101,7 +101,7 @@ def which_count(steps: Sequence[tuple[int, int]], begins: Sequence[tuple[int, in
     >>> which_count([(0, 1), (50, 2), (100, 3), (150, 2)], [(0, 0), (150, 1)])
     [True, False, False, True]
     """
-    # A job that has not come to a step has superseded nothing, so it does not matter where it would have begun.
+    # A job without a step has superseded nothing, so it does not matter where it would have begun.
     end = steps[-1][0] if steps else -1
     remaining = sorted({size: after for size, after in begins if size <= end}.items())
     found, lowest = [], None
