@@ -130,17 +130,10 @@ gpu-wheels: $(VENV)/tools.done ## Wheels into .whl for `make gpu` on a machine w
 wheels: .venv-wheels/done ## Wheels and the sdist into dist, without a compiler of the system: fifteen minutes
 	.venv-wheels/bin/python native/make_wheels.py $(WHEELS_ARGS)
 
-WHEEL_TESTS := tests/kernels tests/index tests/native tests/tokens tests/conformance tests/datasets/test_golden.py \
-	tests/optim/test_earlier_states.py tests/checkpoint/test_megatron_0_19.py
-
-test-wheel: ## The wheel in dist for this Python, installed alone: kernels, token files, conformance, golden vectors, the README
-	rm -rf .venv-wheel
-	$(PYTHON) -m venv .venv-wheel
-	.venv-wheel/bin/python -m pip install --quiet --upgrade pip
-	.venv-wheel/bin/python -m pip install --quiet --no-index --no-deps --find-links dist trackbed
-	.venv-wheel/bin/python -m pip install --quiet --constraint constraints.txt 'trackbed[dev]'
-	.venv-wheel/bin/python -m pytest -m "not slow" --numprocesses $(JOBS) $(WHEEL_TESTS) $(PYTEST_ARGS)
-	.venv-wheel/bin/python -m pytest tests/docs/test_docs.py -k readmes_program
+# Needs no environment of its own: WHEEL_PYTHONS="3.12-newest" for another Python, or several.
+WHEEL_PYTHONS ?= 3.11
+test-wheel: ## The wheels in dist, each installed alone: kernels, token files, conformance, golden vectors, the README
+	$(PYTHON) tests/versions/run.py --wheel dist --jobs $(JOBS) $(WHEEL_PYTHONS)
 
 quality: setup-dev ## Statistics of the permutation, with limits: a minute
 	$(BIN)/python -m quality
@@ -163,4 +156,4 @@ docs: setup-dev ## Run every snippet and check every link of the documentation
 	$(BIN)/python -m pytest tests/docs $(PYTEST_ARGS)
 
 clean: ## Remove what was built
-	rm -rf $(VENV) .venv-wheels .venv-wheel build dist demo-out .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-wheels build dist demo-out .pytest_cache .mypy_cache .ruff_cache .hypothesis

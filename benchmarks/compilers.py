@@ -1,7 +1,8 @@
 """`python -m benchmarks.compilers OTHER`: the kernels of this Python against those of another, as a Markdown table.
 
-OTHER is the path of a Python that has Trackbed as a wheel, such as `.venv-wheel/bin/python` after `make wheels` and
-`make test-wheel`. Both run in turn, in processes of their own, one thread each.
+OTHER is the path of a Python that has Trackbed as a wheel, such as `build/versions/3.11-wheel/bin/python` after
+`make wheels` and `python tests/versions/run.py --wheel dist --keep 3.11`. Both run in turn, in processes of their own,
+one thread each.
 """
 
 import json

@@ -26,6 +26,11 @@ RESULTS = Path(__file__).parent / "results.json"
 EXTRAS = ("text", "sentences", "s3", "ray", "plot", "grain", "huggingface", "lightning", "dev")
 SAME_EVERYWHERE = ("docs", "gpu", "quality", "test_collection.py", "versions")
 """Tests of pages, of counts that depend on a seed alone, and of GPUs."""
+WHEEL_TESTS = (
+    *("tests/kernels", "tests/index", "tests/native", "tests/tokens", "tests/conformance"),
+    *("tests/datasets/test_golden.py", "tests/optim/test_earlier_states.py", "tests/checkpoint/test_megatron_0_19.py"),
+)
+"""Kernels, token files, conformance and golden vectors."""
 PINNED_NUMPY = "2.4.6"
 """That of `constraints.txt`, for which its other packages were chosen."""
 MOST_SHOWN = 20
@@ -59,8 +64,8 @@ def requirements(environment: Environment) -> tuple[list[str], list[str]]:
     return wanted, [*kept, *environment.others, *(f"{name}=={version}" for name, version in own.items() if version)]
 
 
-def install(environment: Environment, python: str, folder: Path) -> None:
-    """Makes the environment."""
+def install(environment: Environment, python: str, folder: Path, wheels: Path | None = None) -> None:
+    """Makes the environment, with Trackbed as it is here, or with its wheel in a folder."""
     subprocess.run([python, "-m", "venv", str(folder)], check=True)
     own = str(folder / "bin" / "python")
     wanted, pinned = requirements(environment)
@@ -75,7 +80,9 @@ def install(environment: Environment, python: str, folder: Path) -> None:
         first,
         ["--constraint", str(constraints), "scikit-build-core", "nanobind", "cmake", "ninja"],
         ["--constraint", str(constraints), *wanted],
-        ["--no-build-isolation", "--no-deps", "--editable", str(ROOT)],
+        ["--no-deps", "--no-build-isolation", "--editable", str(ROOT)]
+        if wheels is None
+        else ["--no-deps", "--no-index", "--find-links", str(wheels), "trackbed"],
     ]
     for step in steps:
         subprocess.run([*pip, *step], check=True, env=path)
@@ -113,6 +120,27 @@ def run_tests(folder: Path, jobs: int) -> dict[str, object]:
     }
 
 
+def run_wheel_tests(environment: Environment, python: str, wheels: Path, jobs: int, *, keep: bool) -> int:
+    """Installs the wheel for a Python into an environment of its own, and runs the tests of wheels there."""
+    folder = ROOT / "build" / "versions" / f"{environment.name}-wheel"
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        install(environment, python, folder, wheels)
+        path = {**os.environ, "PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"}
+        tests = [str(folder / "bin" / "python"), "-m", "pytest", "-q"]
+        subprocess.run([folder / "bin" / "trackbed", "--version"], check=True)
+        return sum(
+            subprocess.run([*tests, *arguments], cwd=ROOT, env=path, check=False).returncode
+            for arguments in (
+                ["-m", "not slow", "-n", str(jobs), *WHEEL_TESTS],
+                ["tests/docs/test_docs.py", "-k", "readmes_program"],
+            )
+        )
+    finally:
+        if not keep:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
 def versions_in(folder: Path) -> dict[str, str | None]:
     """Versions that are installed in the environment."""
     names = ["torch", "numpy", "megatron-core"]
@@ -135,6 +163,7 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(one.name for one in ENVIRONMENTS)}")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--keep", action="store_true", help="keep the environments, and use those that are there")
+    parser.add_argument("--wheel", type=Path, metavar="FOLDER", help="test the wheels in FOLDER instead")
     given = parser.parse_args()
     unknown = set(given.names) - {one.name for one in ENVIRONMENTS}
     if unknown:
@@ -150,8 +179,12 @@ def main() -> int:
                 f"{environment.name}: skipped: there is no Python {environment.python} on PATH or in pyenv", flush=True
             )
             continue
-        folder = ROOT / "build" / "versions" / environment.name
         print(f"{environment.name}: {python}", flush=True)
+        if given.wheel is not None:
+            wheels = given.wheel.absolute()
+            status |= bool(run_wheel_tests(environment, python, wheels, given.jobs, keep=given.keep))
+            continue
+        folder = ROOT / "build" / "versions" / environment.name
         try:
             if not (given.keep and (folder / "constraints.txt").exists()):
                 shutil.rmtree(folder, ignore_errors=True)
