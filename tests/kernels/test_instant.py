@@ -253,7 +253,7 @@ def test_the_poll_sees_progress_and_can_stop_it():
     positions = np.zeros(20_000_000, dtype=np.int64)
     with pytest.raises(InterruptedError):
         located(trees_of([1, 2, 3]), shuffles_of([5, 5, 5]), positions, poll=poll)
-    assert 0 < seen[0] < seen[1] < len(positions)
+    assert 0 <= seen[0] < seen[1] < len(positions)  # a busy machine may look before anything is done
 
 
 def test_other_threads_run_meanwhile():

@@ -92,6 +92,9 @@ class Job:
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
+            self._reader.join(5)
+            if not self._reader.is_alive():
+                self.process.stdout.close()
 
     def ranks_of(self):
         """Processes of the ranks that are there."""
