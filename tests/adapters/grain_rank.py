@@ -1,6 +1,7 @@
 """A rank that trains from Grain: `grain_rank.py FOLDER LAST_STEP STATE`, with a state that it goes on from."""
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -37,7 +38,8 @@ def main():
     if rank == 0:
         torch.save({**state, "batches": json.dumps(batches.get_state())}, saved)
     batches.close()
-    dist.destroy_process_group()
+    dist.barrier()
+    os._exit(0)  # torch's wrapper on gloo aborts at the end of the interpreter in some runs
 
 
 if __name__ == "__main__":
