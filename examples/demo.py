@@ -123,7 +123,7 @@ def processes_of(launcher: int) -> list[int]:
 
 
 def compare(one: RunRecord, other: RunRecord) -> tuple[bool, bool, float]:
-    """Whether two runs were fed the same, and have the same losses; and the largest difference of losses."""
+    """Compares two runs: if their batches are the same, if their losses are, and the largest difference of losses."""
     hashes = [[step["batch_hash"] for step in record.steps] for record in (one, other)]
     losses = [[step["loss"] for step in record.steps] for record in (one, other)]
     difference = max(abs(a - b) for a, b in zip(*losses, strict=True))

@@ -79,7 +79,7 @@ class Job:
 
     @property
     def words(self):
-        """What the job has said."""
+        """Output of the job."""
         self._reader.join(5)
         return "".join(self._said)
 
@@ -152,14 +152,14 @@ def is_named(words):
 
 
 def soak(folder, parallel, num_ends, seed):
-    """Ends a run a number of times, and lets it come to its end. Returns how often each kind was met."""
+    """Ends a run a number of times, then lets it train all steps. Returns how often each kind was used."""
     draw = random.Random(seed)
     config = write_config(folder, f"ended-{parallel}", parallel)
     met = dict.fromkeys(KINDS, 0)
     kinds = []
     while len(kinds) < num_ends:
         kinds += draw.sample(KINDS[:-1], len(KINDS) - 1)
-    kinds = [*kinds[: num_ends - 1], KINDS[-1]]  # after a restart the launcher's job comes to the end of the run
+    kinds = [*kinds[: num_ends - 1], KINDS[-1]]  # restarted ranks train all steps that are left
     for number, kind in enumerate(kinds):
         room = (STEPS - 60 - last_step(config)) // (num_ends - number)
         job = Job(config, 1 + number % 2, restarts=int(kind == "restart"))

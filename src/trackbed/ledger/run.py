@@ -282,15 +282,15 @@ def open_run(
                         "datasets": [str(one.dataset_path) for one in datasets],
                     },
                 )
+        number = next(_numbers.setdefault(group, itertools.count())) if group.size > 1 else 0
+        own = group.child(f"run {number}")
+        own.barrier()  # a rank that first connects after the end of rank 0, which has the store, would wait in vain
     except BaseException:
         if files is not None:
             files.close()
         if lock is not None:
             lock.release()
         raise
-    number = next(_numbers.setdefault(group, itertools.count())) if group.size > 1 else 0
-    own = group.child(f"run {number}")
-    own.barrier()  # a rank that first connects after the end of rank 0, which has the store, would wait in vain
     return Run(place, splits, own, files, lock)
 
 
