@@ -167,13 +167,14 @@ nb::object permutations_of(Array<const std::int64_t> sizes) {
 }
 
 void instant_locate(Words nodes, Array<const std::int64_t> first_samples, Array<const std::int64_t> first_nodes,
-                    Array<const std::uint32_t> roots, Words permutations, Words keys, std::uint64_t block,
+                    Array<const std::uint32_t> roots, Array<const std::int64_t> ramps,
+                    Array<const std::uint32_t> parents, Words permutations, Words keys, std::uint64_t block,
                     std::uint64_t window, Array<const std::int64_t> positions, Array<std::int32_t> datasets,
                     Array<std::int64_t> draws, Array<std::int64_t> samples, int num_threads, nb::handle callback) {
   trackbed::Poll poll = poll_of(callback);
   const nb::gil_scoped_release no_gil;
   trackbed::instant_locate({structures_of<const trackbed::InterleavingNode>(nodes), span_of(first_samples),
-                            span_of(first_nodes), span_of(roots)},
+                            span_of(first_nodes), span_of(roots), span_of(ramps), span_of(parents)},
                            {structures_of<const trackbed::Permutation>(permutations), span_of(keys), block, window},
                            span_of(positions), span_of(datasets), span_of(draws), span_of(samples), num_threads, poll);
 }
@@ -439,7 +440,7 @@ NB_MODULE(_native, m) {
   m.attr("PERMUTATION_VERSION") = trackbed::kPermutationVersion;
   m.def("permutations_of", &permutations_of);
   m.def("instant_locate", &instant_locate, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
-        nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), poll);
+        nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), poll);
   m.def("new_workers", &new_workers);
   m.def("gather", &gather, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
         nb::arg(), nb::arg(), poll);

@@ -51,16 +51,63 @@ class StageFinder {
   std::size_t stage_ = 0;
 };
 
+// The tree of a ramp from which a position is not drawn, and how many samples are drawn from it before the position.
+struct OtherTree {
+  const InterleavingNode* block = nullptr;
+  const std::uint32_t* parents = nullptr;
+  std::uint32_t root = 0;
+  std::uint64_t draws = 0;
+};
+
+// Counts the draws from a dataset among the first ones of a tree, with those before the stage. Draws are distributed
+// along the path from the root to its leaf, which `path` receives from the leaf upwards.
+std::uint64_t count_of(const OtherTree& tree, std::uint32_t dataset, std::vector<std::uint32_t>& path) {
+  path.clear();
+  for (std::uint32_t node = dataset; node != kNoParent; node = tree.parents[node]) {
+    path.push_back(node);
+  }
+  if (path.back() != tree.root) {
+    return tree.block[dataset].phase;  // a dataset of weight 0
+  }
+  std::uint64_t draws = tree.draws;
+  for (std::size_t i = path.size() - 1; i > 0; --i) {
+    const InterleavingNode& node = tree.block[path[i]];
+    const auto left = static_cast<std::uint64_t>((Product{node.share} * draws + node.phase) >> 64);
+    draws = path[i - 1] == node.left ? left : draws - left;
+  }
+  return draws + tree.block[dataset].phase;
+}
+
+// Sets the tree and the draw of it at sample `walk.ordinal` of a ramp. Returns the other tree.
+OtherTree enter_ramp(const BlendTrees& trees, std::size_t stage, Walk& walk) {
+  const auto length = static_cast<std::uint64_t>(trees.ramps[stage]);
+  const std::uint64_t sample = walk.ordinal;
+  const std::uint64_t after = ramp_count(sample, length);
+  const std::uint64_t before = sample - after;
+  const bool is_after = ramp_count(sample + 1, length) > after;
+  const std::size_t own = is_after ? stage : stage - 1;
+  const std::size_t other = is_after ? stage - 1 : stage;
+  walk = {trees.nodes.data() + trees.first_nodes[own], is_after ? after : before, trees.roots[own]};
+  const std::int64_t first = trees.first_nodes[other];
+  return {trees.nodes.data() + first, trees.parents.data() + first, trees.roots[other], is_after ? before : after};
+}
+
 // Walks `count` positions at once, at most kLanes; unused lanes repeat the first one.
 void walk_lanes(const BlendTrees& trees, StageFinder& stage_of, const std::int64_t* positions, std::size_t count,
-                std::int32_t* datasets, std::int64_t* draws) {
+                std::int32_t* datasets, std::int64_t* draws, std::vector<std::uint32_t>& path) {
   Walk walks[kLanes];
+  OtherTree others[kLanes];
+  bool is_in_ramp = false;
   for (std::size_t lane = 0; lane < kLanes; ++lane) {
     const std::int64_t position = positions[lane < count ? lane : 0];
     const std::size_t stage = stage_of(position);
     walks[lane].block = trees.nodes.data() + trees.first_nodes[stage];
     walks[lane].ordinal = static_cast<std::uint64_t>(position - trees.first_samples[stage]);
     walks[lane].node = trees.roots[stage];
+    if (trees.ramps[stage] > 0) {
+      others[lane] = enter_ramp(trees, stage, walks[lane]);
+      is_in_ramp = true;
+    }
   }
   std::uint64_t shares = 0;
   do {
@@ -74,16 +121,26 @@ void walk_lanes(const BlendTrees& trees, StageFinder& stage_of, const std::int64
     datasets[lane] = static_cast<std::int32_t>(walk.node);
     draws[lane] = static_cast<std::int64_t>(walk.ordinal + walk.block[walk.node].phase);
   }
+  for (std::size_t lane = 0; is_in_ramp && lane < count; ++lane) {
+    if (others[lane].block != nullptr) {
+      draws[lane] += static_cast<std::int64_t>(count_of(others[lane], walks[lane].node, path));
+    }
+  }
 }
 
 }  // namespace
 
+std::uint64_t ramp_count(std::uint64_t k, std::uint64_t length) {
+  return static_cast<std::uint64_t>((Product{k} * k + length) / (Product{length} * 2));
+}
+
 void interleave(const BlendTrees& trees, std::span<const std::int64_t> positions, std::span<std::int32_t> datasets,
                 std::span<std::int64_t> draws) {
   StageFinder stage_of(trees.first_samples);
+  std::vector<std::uint32_t> path;
   for (std::size_t i = 0; i < positions.size(); i += kLanes) {
     const std::size_t count = std::min(kLanes, positions.size() - i);
-    walk_lanes(trees, stage_of, positions.data() + i, count, datasets.data() + i, draws.data() + i);
+    walk_lanes(trees, stage_of, positions.data() + i, count, datasets.data() + i, draws.data() + i, path);
   }
 }
 

@@ -1023,7 +1023,10 @@ struct MadeTrees {
   std::vector<std::int64_t> first_nodes;
   std::vector<std::uint32_t> roots;
 
-  trackbed::BlendTrees spans() const { return {nodes, first_samples, first_nodes, roots}; }
+  std::vector<std::int64_t> ramps;
+  std::vector<std::uint32_t> parents;
+
+  trackbed::BlendTrees spans() const { return {nodes, first_samples, first_nodes, roots, ramps, parents}; }
   std::span<const trackbed::InterleavingNode> block(std::size_t stage) const {
     const auto start = static_cast<std::size_t>(first_nodes[stage]);
     const auto stop = stage + 1 < roots.size() ? static_cast<std::size_t>(first_nodes[stage + 1]) : nodes.size();
@@ -1032,7 +1035,7 @@ struct MadeTrees {
 };
 
 MadeTrees make_trees(Random& random, std::size_t num_datasets, std::size_t num_stages, std::size_t most_samples) {
-  MadeTrees trees{num_datasets, {}, {}, {}, {}};
+  MadeTrees trees{num_datasets, {}, {}, {}, {}, {}, {}};
   std::int64_t first_sample = 0;
   for (std::size_t stage = 0; stage < num_stages; ++stage) {
     trees.first_samples.push_back(first_sample);
@@ -1056,6 +1059,7 @@ MadeTrees make_trees(Random& random, std::size_t num_datasets, std::size_t num_s
       right = node;
     }
     trees.roots.push_back(without_parent[0]);
+    trees.ramps.push_back(0);
   }
   return trees;
 }
@@ -1225,6 +1229,48 @@ void test_interleaving(std::size_t rounds) {
     check(counted, what + " counts");
     check(same, what + " datasets and draws");
     check(samples, what + " samples");
+  }
+}
+
+// Compares a ramp, in any order of its positions, with sequential draws of its two trees.
+void test_ramps(std::size_t rounds) {
+  Random random(144);
+  for (std::size_t round = 0; round < rounds; ++round) {
+    const std::size_t num_datasets = 1 + random.below(round % 10 == 0 ? 300 : 12);
+    MadeTrees trees = make_trees(random, num_datasets, 2, 1);
+    const std::size_t length = 1 + random.below(400);
+    trees.ramps[1] = static_cast<std::int64_t>(length);
+    trees.parents.assign(trees.nodes.size(), trackbed::kNoParent);
+    std::vector<std::int64_t> counts(num_datasets);
+    Located drawn[2];
+    for (std::size_t stage = 0; stage < 2; ++stage) {
+      const auto block = trees.block(stage);
+      for (std::size_t node = num_datasets; node < block.size(); ++node) {
+        for (const std::uint32_t child : {block[node].left, block[node].right}) {
+          trees.parents[static_cast<std::size_t>(trees.first_nodes[stage]) + child] = static_cast<std::uint32_t>(node);
+        }
+      }
+      for (std::size_t dataset = 0; dataset < num_datasets; ++dataset) {
+        counts[dataset] += static_cast<std::int64_t>(block[dataset].phase);
+      }
+      drawn[stage] = naive_interleaving(block, trees.roots[stage], length);
+    }
+    std::vector<std::int64_t> positions(length);
+    for (std::size_t i = 0; i < length; ++i) {
+      positions[i] = static_cast<std::int64_t>(length - 1 - i);
+    }
+    const Located found =
+        run_locate(trees, make_permutations(random, num_datasets), make_keys(random, num_datasets), positions);
+    bool same = true;
+    std::size_t numbers[2] = {0, 0};
+    for (std::size_t k = 0; k < length; ++k) {
+      const auto after = static_cast<std::size_t>(trackbed::ramp_count(k + 1, length));
+      const std::size_t tree = after > numbers[1] ? 1 : 0;
+      const std::int32_t dataset = drawn[tree].datasets[numbers[tree]++];
+      same = same && found.datasets[length - 1 - k] == dataset &&
+             found.draws[length - 1 - k] == counts[static_cast<std::size_t>(dataset)]++;
+    }
+    check(same && numbers[1] == (length + 1) / 2, "ramp round " + std::to_string(round));
   }
 }
 
@@ -2292,6 +2338,7 @@ int main(int argc, char** argv) {
   test_permutation_of_many_positions();
   test_draw_phases(50 * scale);
   test_interleaving(50 * scale);
+  test_ramps(20 * scale);
   test_instant_order_in_blocks(20 * scale);
   test_instant_order_on_threads();
   test_workers();

@@ -167,6 +167,17 @@ def test_sizes_are_stated_in_samples_in_tokens_or_as_a_megatron_job_does(tmp_pat
         ("{code = 1}", "{code = 0}", ["24: stage.weights must be above 0 for at least one dataset, found 0 for all"]),
         ("from_token = 81", "", ["22: stage.from_sample must be the only one of from_sample, from_token, from_iterat"]),
         ("from_token = 81", "from_iteration = 3", ["23: stage.from_iteration needs size.global_batch_size, found"]),
+        (
+            "from_token = 81",
+            "from_token = 81\nramp_iterations = 3",
+            ["24: stage.ramp_iterations needs size.global_batc"],
+        ),
+        (
+            "from_token = 81",
+            "from_token = 81\nramp_samples = 3\nramp_tokens = 1",
+            ["25: stage.ramp_tokens must be the only one of ramp_samples, ramp_tokens, ramp_iterations, found ramp_s"],
+        ),
+        ("from_token = 81", "from_token = 81\nramp_samples = -3", ["24: stage.ramp_samples must be a whole number"]),
         ('"instant"', '"megatron"', ["22: stage needs order = 'instant', found 'megatron'"]),
         ("shuffle_block = 4", "shuffle_block = 0", ["27: options.shuffle_block must be a whole number of at least"]),
         ("shuffle_block = 4", "random_seed = 0", ["27: unknown key 'options.random_seed'; known keys: "]),

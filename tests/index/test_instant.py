@@ -187,9 +187,13 @@ def test_seeds_give_different_blends_and_different_samples():
 def stage_lists(num_datasets, most_samples=400):
     weights = st.lists(st.sampled_from([0, 0, 1, 2, 0.3]), min_size=num_datasets, max_size=num_datasets).filter(any)
     borders = st.lists(st.integers(0, most_samples), max_size=6).map(lambda firsts: sorted([0, *firsts]))
-    return borders.flatmap(
-        lambda firsts: st.tuples(*[st.builds(BlendStage, st.just(first), weights) for first in firsts])
-    )
+    ramps = st.just(0) | st.integers(1, most_samples)
+
+    def stages(firsts):
+        starts = [st.builds(BlendStage, st.just(first), weights) for first in firsts[:1]]
+        return [*starts, *(st.builds(BlendStage, st.just(first), weights, ramps) for first in firsts[1:])]
+
+    return borders.flatmap(lambda firsts: st.tuples(*stages(firsts)))
 
 
 @given(
@@ -203,10 +207,74 @@ def test_stages_carry_on_every_datasets_epochs_and_shares(stages_and_sizes, seed
     order = InstantOrder.staged(sizes=sizes, stages=stages, seed=seed)
     assert_epochs_are_whole(order, sizes, 600)
     datasets, _ = order.locate(np.arange(600))
-    for stage, after in itertools.pairwise([*stages, BlendStage(600, stages[0].weights)]):
+    shares = np.zeros(len(sizes))
+    for stage, after in itertools.pairwise([*order.stages, BlendStage(max(600, order.stages[-1].first_sample), [1])]):
         its = datasets[stage.first_sample : after.first_sample]
-        if len(its):
+        before, shares = shares, np.array(stage.weights, dtype=float) / sum(stage.weights)
+        if not stage.ramp and len(its):
             assert strays(its, stage.weights) < BOUND
+        if stage.ramp:
+            assert strays_on_a_ramp(its, before, shares, stage.ramp) < RAMP_BOUND
+            shares = before + (shares - before) * (after.first_sample - stage.first_sample) / stage.ramp
+
+
+RAMP_BOUND = 2 * 15 / 8 + 1 / 2
+"""Proven in docs/explanation/instant.md, with shares that are rounded to 64 bits."""
+
+
+def strays_on_a_ramp(datasets, before, after, length):
+    """Largest distance of any dataset from its share at any prefix of a ramp from some shares to others."""
+    k = np.arange(len(datasets) + 1)[:, None]
+    shares = before * (k - k * k / (2 * length)) + after * k * k / (2 * length)
+    counts = np.zeros_like(shares)
+    counts[1:] = np.cumsum(datasets[:, None] == np.arange(len(before)), axis=0)
+    return np.abs(counts - shares).max()
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize(("num_datasets", "length"), [(2, 301), (3, 1000), (100, 2000)])
+def test_every_dataset_is_within_four_samples_and_a_half_of_its_share_on_a_ramp(kind, num_datasets, length):
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        weights = [np.asarray(kind(num_datasets, rng), dtype=float) for _ in range(2)]
+        stages = [BlendStage(0, weights[0]), BlendStage(50, rng.permutation(weights[1]), ramp=length)]
+        order = InstantOrder.staged(sizes=[7] * num_datasets, stages=stages, seed=seed)
+        datasets, _ = order.locate(np.arange(50, 50 + length))
+        shares = [np.array(stage.weights) / sum(stage.weights) for stage in stages]
+        assert strays_on_a_ramp(datasets, *shares, length) < RAMP_BOUND
+
+
+def test_a_ramp_that_is_cut_short_goes_on_from_where_it_was():
+    stages = [BlendStage(0, (1, 0, 0)), BlendStage(0, (0, 1, 0), ramp=1_000), BlendStage(400, (0, 0, 1), ramp=600)]
+    order = InstantOrder.staged(sizes=[1_000] * 3, stages=stages, seed=1)
+    assert [stage.first_sample for stage in order.stages] == [0, 0, 400, 1_000]
+    assert np.abs(order.counts_before(400) - [320, 80, 0]).max() < 5
+    assert np.abs(order.counts_before(1_000) - [320 + 180, 80 + 120, 300]).max() < 9
+    assert_epochs_are_whole(order, [1_000] * 3, 3_000)
+
+
+def test_an_order_goes_on_in_a_ramp_without_a_dataset_that_runs_out():
+    stages = [BlendStage(0, (1, 1, 0)), BlendStage(100, (0, 1, 1), ramp=100)]
+    options = {"sizes": [1_000, 80, 1_000], "stages": stages, "seed": 1, "num_samples": 400}
+    order = InstantOrder.staged(**options, max_epochs=[None, 1, None], when_exhausted="reweight")
+    (ended,) = order.exhaustions
+    assert 150 < ended.sample < 170
+    assert [(stage.first_sample, stage.ramp) for stage in order.stages[1:]] == [
+        (100, 100), (ended.sample, 200 - ended.sample), (200, 0)
+    ]  # fmt: skip
+    assert order.counts_before(400)[1] == 80
+    assert_epochs_are_whole(order, [1_000, 80, 1_000], 400)
+
+
+@pytest.mark.parametrize("ramp", [-1, 2**63 - 5])
+def test_a_ramp_ends_at_a_position(ramp):
+    with pytest.raises(ArgumentError, match=f"ramp must be at least 0 and end below .*, found {ramp} samples"):
+        BlendStage(5, (1,), ramp)
+
+
+def test_a_ramp_needs_a_stage_before_it():
+    with pytest.raises(ArgumentError, match="the first stage has no weights before it: it must have ramp 0, found 9"):
+        InstantOrder.staged(sizes=[5], stages=[BlendStage(0, (1,), 9)], seed=1)
 
 
 def test_a_dataset_joins_leaves_and_comes_back():

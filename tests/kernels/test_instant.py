@@ -36,6 +36,7 @@ def trees_of(weights, phase_key=5, first_samples=(0,)):
         np.array(first_samples, dtype=np.int64),
         np.cumsum([0, *[len(nodes) for nodes, _ in blocks[:-1]]], dtype=np.int64),
         np.array([root for _, root in blocks], dtype=np.uint32),
+        np.zeros(len(blocks), dtype=np.int64),
     )
 
 
@@ -76,6 +77,54 @@ def test_every_level_equals_the_references(weights, phase_key, borders, position
         for level in available_levels():
             patch.setenv("TRACKBED_ISA", level)
             assert list(zip(*located(trees, shuffles, positions), strict=True)) == wanted
+
+
+def ramp_of(before, after, length, phase_key=5):
+    """Trees of a ramp with d earlier draws from dataset d, and of a stage behind it."""
+    none, drawn = np.zeros(len(before), dtype=np.int64), np.arange(len(before), dtype=np.int64)
+    blocks = [
+        interleaving(weights, drawn=first, phase_key=phase_key + number)
+        for number, (weights, first) in enumerate([(before, drawn), (after, none), (after, none)])
+    ]
+    return BlendTrees(
+        len(before),
+        np.concatenate([nodes for nodes, _ in blocks]),
+        np.array([0, 0, length], dtype=np.int64),
+        np.cumsum([0, *[len(nodes) for nodes, _ in blocks[:-1]]], dtype=np.int64),
+        np.array([root for _, root in blocks], dtype=np.uint32),
+        np.array([0, length, 0], dtype=np.int64),
+    )
+
+
+LISTS_OF_WEIGHTS = st.integers(1, 20).flatmap(
+    lambda size: st.tuples(*[st.lists(st.integers(0, 9) | st.integers(0, 2**80), min_size=size, max_size=size)] * 2)
+)
+
+
+@given(LISTS_OF_WEIGHTS.filter(lambda both: any(both[0]) and any(both[1])), st.integers(1, 300), st.data())
+def test_a_ramp_continues_the_draws_of_each_dataset(weights, length, data):
+    trees = ramp_of(*weights, length)
+    datasets, draws, _ = located(trees, shuffles_of([2**60] * len(weights[0])), range(length))
+    counts = list(range(len(weights[0])))
+    for position, (dataset, draw) in enumerate(zip(datasets, draws, strict=True)):
+        assert draw == counts[dataset]
+        assert interleaving_counts(trees, position).tolist() == counts
+        counts[dataset] += 1
+    positions = data.draw(st.lists(st.integers(0, length - 1), max_size=20))
+    found = located(trees, shuffles_of([2**60] * len(weights[0])), positions)
+    assert found[0] == [datasets[position] for position in positions]
+    assert found[1] == [draws[position] for position in positions]
+
+
+@given(LISTS_OF_WEIGHTS.filter(lambda both: any(both[0]) and any(both[1])), st.integers(1, LAST - 9), st.data())
+def test_a_ramp_of_any_length_equals_its_reference(weights, length, data):
+    trees = ramp_of(*weights, length)
+    positions = data.draw(st.lists(st.integers(0, length - 1), max_size=20))
+    datasets, draws, _ = located(trees, shuffles_of([1] * len(weights[0])), positions)
+    for position, dataset, draw in zip(positions, datasets, draws, strict=True):
+        assert (dataset, draw) == reference.interleave_ramp(
+            [(trees.block(stage), int(trees.roots[stage])) for stage in (0, 1)], len(weights[0]), length, position
+        )
 
 
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=8), st.integers(2, 70), st.integers(1, 9), st.data())
@@ -172,7 +221,7 @@ WRONG_TREES = [
     pytest.param([leaf(0), leaf(1)] * 3, [0, 5, 6], [0, 4, 2], [0] * 3, "first_nodes .*never", id="blocks go back"),
     pytest.param([leaf(0), leaf(1)], [0, 5], [0, 3], [0] * 2, r"in \[0, 2\], found 3", id="block outside"),
     pytest.param([leaf(0), leaf(1)], [0, 5], [0], [0], r"one length .*\[2, 1, 1\]", id="unequal"),
-    pytest.param([leaf(0), leaf(1)], [], [], [], r"at least 1, found \[0, 0, 0\]", id="no stages"),
+    pytest.param([leaf(0), leaf(1)], [], [], [], r"at least 1, found \[0, 0, 0, 0\]", id="no stages"),
 ]
 
 
@@ -185,14 +234,24 @@ def test_trees_that_a_walk_could_leave_are_refused(nodes, first_samples, first_n
             np.array(first_samples, dtype=np.int64),
             np.array(first_nodes, dtype=np.int64),
             np.array(roots, dtype=np.uint32),
+            np.zeros(len(roots), dtype=np.int64),
         )
+
+
+@pytest.mark.parametrize("ramps", [[3, 0, 0], [0, -1, 0], [0, 3, 3], [0, 0, 3], [0, 3]])
+def test_ramps_without_a_stage_before_them_are_refused(ramps):
+    trees = ramp_of([1, 2], [2, 1], 3)
+    with pytest.raises(
+        ArgumentError, match=r"a ramp must have at least 0 samples and begin with a st|of one length|1, f"
+    ):
+        BlendTrees(2, trees.nodes, trees.first_samples, trees.first_nodes, trees.roots, np.array(ramps))
 
 
 @pytest.mark.parametrize("num_datasets", [0, 2**30 + 1])
 def test_the_number_of_datasets_is_limited(num_datasets):
     zeros = np.zeros(1, dtype=np.int64)
     with pytest.raises(ArgumentError, match=f"num_datasets .*found {num_datasets}"):
-        BlendTrees(num_datasets, np.zeros(1, dtype=NODE), zeros, zeros, np.zeros(1, dtype=np.uint32))
+        BlendTrees(num_datasets, np.zeros(1, dtype=NODE), zeros, zeros, np.zeros(1, dtype=np.uint32), zeros)
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,19 @@ struct BlendTrees {
   std::span<const std::int64_t> first_samples;  // [T] 0, then never decreasing
   std::span<const std::int64_t> first_nodes;    // [T] start of each stage's block
   std::span<const std::uint32_t> roots;         // [T] root of each stage's tree
+  // A stage whose ramp has L > 0 samples goes from the tree of the stage before it, which begins at the same sample and
+  // so has no samples of its own, to its own tree. Its sample k is drawn from its own tree if ramp_count(k, L) grows
+  // there, and is then draw ramp_count(k, L) of that tree; or else draw k - ramp_count(k, L) of the other. The draws
+  // from a dataset are those from both trees. The next stage begins at most L samples after it.
+  std::span<const std::int64_t> ramps;     // [T] 0 for a stage of constant weights
+  std::span<const std::uint32_t> parents;  // [nodes], or [0] without ramps; kNoParent for roots and for unused leaves
 };
+
+constexpr std::uint32_t kNoParent = ~std::uint32_t{0};
+
+// Counts the samples drawn from the tree after a ramp among its first k: floor(k^2 / (2 length) + 1/2).
+// Requires: k <= length, length >= 1.
+std::uint64_t ramp_count(std::uint64_t k, std::uint64_t length);
 
 // Computes the dataset of each position, and its draw number in that dataset, counted from 0.
 // Requires: three spans of equal length, positions of at least 0, and trees as described above.

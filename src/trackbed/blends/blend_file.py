@@ -50,6 +50,8 @@ class StageEntry:
     first_sample: int
     weights: tuple[tuple[str, float], ...]
     """Names of datasets and their weights, each at least 0; other datasets have weight 0."""
+    ramp: int = 0
+    """Samples within which the shares change from those before the stage; 0 for at once."""
     where: KeyPath = ()
 
 

@@ -206,6 +206,7 @@ def _check_common_measures(split: Split, members: list[tuple[TableReader, Datase
 
 
 _STARTS: Final = ("from_sample", "from_token", "from_iteration")
+_RAMPS: Final = ("ramp_samples", "ramp_tokens", "ramp_iterations")
 
 
 def read_stages(
@@ -223,8 +224,9 @@ def read_stages(
     if tables and order != "instant":
         reader.refuse("stage", f"needs order = 'instant', found {order!r}")
     for table in tables:
-        start = _first_sample(table, sequence_length, global_batch_size)
-        stage = StageEntry(first_sample=start, weights=_weights(table, names), where=table.where)
+        start = _num_samples(table, _STARTS, sequence_length, global_batch_size)
+        ramp = _num_samples(table, _RAMPS, sequence_length, global_batch_size) if table.given(*_RAMPS) else 0
+        stage = StageEntry(first_sample=start, weights=_weights(table, names), ramp=ramp, where=table.where)
         if stages and start < stages[-1].first_sample:
             before = stages[-1].first_sample
             table.refuse(table.given(*_STARTS)[0], f"must not decrease, found sample {start} after {before}")
@@ -233,23 +235,25 @@ def read_stages(
     return tuple(stages)
 
 
-def _first_sample(table: TableReader, sequence_length: int, global_batch_size: int | None) -> int:
-    values = {key: table.take(key, COUNT if key == "from_token" else WHOLE) for key in _STARTS}
-    given = table.given(*_STARTS)
+def _num_samples(
+    table: TableReader, keys: tuple[str, str, str], sequence_length: int, global_batch_size: int | None
+) -> int:
+    """Reads the only one of three keys, which give a number of samples, tokens and iterations, as samples."""
+    of_samples, of_tokens, of_iterations = keys
+    values = {key: table.take(key, COUNT if key == of_tokens else WHOLE) for key in keys}
+    given = table.given(*keys)
     if len(given) != 1:
         found = " and ".join(given) or "none"
-        table.refuse(
-            given[-1] if given else "from_sample", f"must be the only one of {', '.join(_STARTS)}, found {found}"
-        )
+        table.refuse(given[-1] if given else of_samples, f"must be the only one of {', '.join(keys)}, found {found}")
         return 0
     value: Any = values[given[0]]
     if value is None:
         return 0
-    if given[0] == "from_token":
+    if given[0] == of_tokens:
         return samples_for(parse_count(value) if isinstance(value, str) else value, sequence_length)
-    if given[0] == "from_iteration" and global_batch_size is None:
-        table.refuse("from_iteration", "needs size.global_batch_size, found none")
-    return int(value) * (global_batch_size or 1 if given[0] == "from_iteration" else 1)
+    if given[0] == of_iterations and global_batch_size is None:
+        table.refuse(of_iterations, "needs size.global_batch_size, found none")
+    return int(value) * (global_batch_size or 1 if given[0] == of_iterations else 1)
 
 
 def _weights(table: TableReader, names: list[str]) -> tuple[tuple[str, float], ...]:

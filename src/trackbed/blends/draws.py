@@ -116,7 +116,7 @@ class DrawCounter:
         """Returns the order of the blend; without limits, if it is impossible with them."""
         stages = [BlendStage(0, tuple(draws.weights))]
         if self._split is Split.train:
-            stages += [BlendStage(first, tuple(weights)) for first, weights in self._config.blend_stages or ()]
+            stages += [BlendStage(*stage) for stage in self._config.blend_stages or ()]
         sizes = [self._per_epoch(number) for number in range(len(self._members))]
         seed = self._config.random_seed
         if self._config.blend_when_exhausted == "reweight" and any(self.limits):
@@ -139,7 +139,7 @@ class DrawCounter:
     def _lacks_samples(self, draws: SplitDraws) -> bool:
         """True if a dataset with a weight has no sample, so that no order exists to count by."""
         stages = self._config.blend_stages or () if self._split is Split.train else ()
-        wanted = [any(each) for each in zip(draws.weights, *(weights for _, weights in stages), strict=True)]
+        wanted = [any(each) for each in zip(draws.weights, *(stage[1] for stage in stages), strict=True)]
         return any(want and not self._per_epoch(number) for number, want in enumerate(wanted))
 
     def _per_epoch(self, number: int) -> int:

@@ -132,7 +132,9 @@ class MeasuredBlend:
             return {}
         members = self.of(Split.train)
         limits = [member.entry.max_epochs for member in members]
-        stages = [(stage.first_sample, _stage_weights(dict(stage.weights), members)) for stage in self.file.stages]
+        stages = [
+            (stage.first_sample, _stage_weights(dict(stage.weights), members), stage.ramp) for stage in self.file.stages
+        ]
         several = len(members) > 1  # a single dataset is not blended: the plan checks its limit
         return {
             "blend_stages": stages or None,

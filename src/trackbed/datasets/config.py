@@ -23,8 +23,8 @@ logger = logging.getLogger(__name__)
 Blend = tuple[list[str], list[float] | None]
 """Prefixes, and their weights or None."""
 
-Stage = tuple[int, Sequence[float]]
-"""First sample of a stage, and the weights from there on."""
+Stage = tuple[int, Sequence[float]] | tuple[int, Sequence[float], int]
+"""First sample of a stage, the weights from there on, and the samples of a ramp to these, 0 if not given."""
 
 _INSTANT_ONLY: Final = {
     "blend_stages": None,
@@ -104,8 +104,9 @@ class BlendedMegatronDatasetConfig:
     shuffled as a whole. "instant": no index is built, and samples are shuffled instead of documents."""
 
     blend_stages: Sequence[Stage] | None = field(default=None, kw_only=True)
-    """First sample and `[K]` weights of each stage of the training blend, with `order="instant"`. The weights replace
-    those of the blend from that sample on. None for a blend without stages."""
+    """First sample and `[K]` weights of each stage of the training blend, with `order="instant"`, and the samples of a
+    ramp, if it has one. The weights replace those of the blend from that sample on; on a ramp, the shares change
+    linearly from those before it. None for a blend without stages."""
 
     blend_max_epochs: Sequence[float | None] | None = field(default=None, kw_only=True)
     """`[K]` most epochs of each dataset in the training blend, with `order="instant"`; None for no limit."""
@@ -174,6 +175,9 @@ class BlendedMegatronDatasetConfig:
         for name in ("blend_stages", "blend_max_epochs"):
             if getattr(self, name) is not None and (blend is None or len(blend[0]) < 2):
                 raise ArgumentError(f"{name} needs a training blend of several datasets, found {blend}")
+        for stage in self.blend_stages or ():
+            if len(stage) not in (2, 3):
+                raise ArgumentError(f"blend_stages must have a first sample, weights and perhaps a ramp, found {stage}")
 
     def _check_cache_options(self) -> None:
         cache = self.path_to_cache

@@ -133,7 +133,7 @@ class InstantOrder:
 
     @property
     def stages(self) -> tuple[BlendStage, ...]:
-        """The requested stages, plus one for each position at which datasets run out."""
+        """The requested stages, plus one behind each ramp, and for each position at which datasets run out."""
         return self.plan.stages.stages
 
     @property

@@ -110,6 +110,8 @@ def _check_stages(stages: Sequence[BlendStage], sizes: npt.NDArray[np.int64]) ->
         raise ArgumentError(
             f"the first stage must begin at sample 0, found {[stage.first_sample for stage in stages][:10]}"
         )
+    if stages[0].ramp:
+        raise ArgumentError(f"the first stage has no weights before it: it must have ramp 0, found {stages[0].ramp}")
     before = 0
     for number, stage in enumerate(stages):
         if stage.first_sample < before:

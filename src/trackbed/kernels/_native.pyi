@@ -158,6 +158,8 @@ def instant_locate(
     first_samples: npt.NDArray[np.int64],
     first_nodes: npt.NDArray[np.int64],
     roots: npt.NDArray[np.uint32],
+    ramps: npt.NDArray[np.int64],
+    parents: npt.NDArray[np.uint32],
     permutations: npt.NDArray[np.uint64],
     keys: npt.NDArray[np.uint64],
     block: int,

@@ -20,6 +20,7 @@ NODE: Final = np.dtype([("share", "<u8"), ("phase", "<u8"), ("left", "<u4"), ("r
 
 _LAST_POSITION: Final = np.iinfo(np.int64).max
 _MOST_DATASETS: Final = 2**30
+_NO_PARENT: Final = 2**32 - 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,13 +43,30 @@ class BlendTrees:
     """`[T]` index in `nodes` at which each stage's block begins."""
     roots: npt.NDArray[np.uint32]
     """`[T]` root of each stage's tree, as an index in its block."""
+    ramps: npt.NDArray[np.int64]
+    """`[T]` samples of a ramp that goes from the tree of the stage before to its own; the stage before begins at the
+    same sample, and is no ramp. 0 for stages of constant weights."""
+    parents: npt.NDArray[np.uint32] = field(init=False, repr=False)
+    """`[M]` parent of each node in its block, 2**32 - 1 for none; `[0]` without ramps."""
 
     def __post_init__(self) -> None:
         _check_types(self)
         for stage in range(len(self.roots)):
             _check_block(self.num_datasets, self.block(stage), int(self.roots[stage]), stage)
-        for array in (self.nodes, self.first_samples, self.first_nodes, self.roots):
+        object.__setattr__(self, "parents", self._parents() if self.ramps.any() else np.zeros(0, dtype=np.uint32))
+        for array in (self.nodes, self.first_samples, self.first_nodes, self.roots, self.ramps):
             array.flags.writeable = False
+
+    def _parents(self) -> npt.NDArray[np.uint32]:
+        found = []
+        for stage in range(len(self.roots)):
+            block = self.block(stage)
+            parents = np.full(len(block), _NO_PARENT, dtype=np.uint32)
+            inner = np.arange(self.num_datasets, len(block), dtype=np.uint32)
+            parents[block["left"][self.num_datasets :]] = inner
+            parents[block["right"][self.num_datasets :]] = inner
+            found.append(parents)
+        return np.concatenate(found)
 
     def block(self, stage: int) -> npt.NDArray[np.void]:
         """The nodes of one stage."""
@@ -137,6 +155,8 @@ def instant_locate(
         trees.first_samples,
         trees.first_nodes,
         trees.roots,
+        trees.ramps,
+        trees.parents,
         shuffles.permutations,
         shuffles.keys,
         shuffles.block,
@@ -181,10 +201,25 @@ def interleaving_counts(trees: BlendTrees, position: int) -> npt.NDArray[np.int6
     if not 0 <= position <= _LAST_POSITION:
         raise ArgumentError(f"position must be in [0, 2**63), found {position}")
     stage = int(np.searchsorted(trees.first_samples, position, side="right")) - 1
+    position_in_stage, length = position - int(trees.first_samples[stage]), int(trees.ramps[stage])
+    if not length:
+        return _stage_counts(trees, stage, position_in_stage)
+    after = ramp_count(position_in_stage, length)
+    return _stage_counts(trees, stage - 1, position_in_stage - after) + _stage_counts(trees, stage, after)
+
+
+def ramp_count(k: int, length: int) -> int:
+    """Number of samples drawn with the weights after a ramp, among its first `k`: floor(k**2 / (2 length) + 1/2).
+
+    >>> [ramp_count(k, 8) for k in range(9)]
+    [0, 0, 0, 1, 1, 2, 2, 3, 4]
+    """
+    return (k * k + length) // (2 * length)
+
+
+def _stage_counts(trees: BlendTrees, stage: int, draws: int) -> npt.NDArray[np.int64]:
     counts = np.empty(trees.num_datasets, dtype=np.int64)
-    position_in_stage = position - int(trees.first_samples[stage])
-    block = trees.block(stage).view(np.uint64)
-    _native.interleaving_counts(block, int(trees.roots[stage]), position_in_stage, counts)
+    _native.interleaving_counts(trees.block(stage).view(np.uint64), int(trees.roots[stage]), draws, counts)
     return counts
 
 
@@ -193,14 +228,24 @@ def _check_types(trees: BlendTrees) -> None:
     _check_vector("first_samples", trees.first_samples, np.int64)
     _check_vector("first_nodes", trees.first_nodes, np.int64)
     _check_vector("roots", trees.roots, np.uint32)
-    lengths = [len(trees.first_samples), len(trees.first_nodes), len(trees.roots)]
+    _check_vector("ramps", trees.ramps, np.int64)
+    lengths = [len(trees.first_samples), len(trees.first_nodes), len(trees.roots), len(trees.ramps)]
     if min(lengths) < 1 or min(lengths) != max(lengths):
-        raise ArgumentError(f"first_samples, first_nodes and roots must have one length of at least 1, found {lengths}")
+        raise ArgumentError(
+            f"first_samples, first_nodes, roots and ramps must have one length of at least 1, found {lengths}"
+        )
     if not 1 <= trees.num_datasets <= _MOST_DATASETS:
         raise ArgumentError(f"num_datasets must be in [1, {_MOST_DATASETS}], found {trees.num_datasets}")
     for name, firsts in (("first_samples", trees.first_samples), ("first_nodes", trees.first_nodes)):
         if firsts[0] != 0 or (np.diff(firsts) < 0).any():
             raise ArgumentError(f"{name} must begin with 0 and never decrease, found {firsts.tolist()[:10]}")
+    for stage in np.flatnonzero(trees.ramps).tolist():
+        length, before = trees.ramps[stage], stage - 1
+        if length < 0 or stage == 0 or trees.ramps[before] or np.diff(trees.first_samples)[before]:
+            raise ArgumentError(
+                f"stage {stage}: a ramp must have at least 0 samples and begin with a stage of constant weights, "
+                f"found {length} samples"
+            )
     if trees.first_nodes[-1] > len(trees.nodes):
         raise ArgumentError(f"first_nodes must be in [0, {len(trees.nodes)}], found {trees.first_nodes[-1]}")
 

@@ -4,6 +4,7 @@ Shapes: K datasets, N samples, D documents, V visits, S samples.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -215,6 +216,20 @@ def interleave(nodes: npt.NDArray[np.void], root: int, position: int) -> tuple[i
             return node, ordinal + phase
         before, after = (share * ordinal + phase) >> 64, (share * (ordinal + 1) + phase) >> 64
         node, ordinal = (left, before) if after > before else (right, ordinal - before)
+
+
+def interleave_ramp(
+    trees: Sequence[tuple[npt.NDArray[np.void], int]], num_datasets: int, length: int, position: int
+) -> tuple[int, int]:
+    """Dataset of a sample of a ramp, and number of earlier draws from that dataset, in Python integers.
+
+    `trees` are nodes and root of the weights before and after the ramp.
+    """
+    after, beyond = ((k * k + length) // (2 * length) for k in (position, position + 1))
+    numbers, own = (position - after, after), int(beyond > after)
+    dataset, draw = interleave(*trees[own], numbers[own])
+    nodes, root = trees[1 - own]
+    return dataset, draw + int(interleaving_counts(nodes, root, num_datasets, numbers[1 - own])[dataset])
 
 
 def interleaving_counts(

@@ -236,6 +236,22 @@ def test_stages_change_the_training_blend_alone(prefixes):
     )
 
 
+def test_a_ramp_changes_the_training_blend_little_by_little(prefixes):
+    options = {"blend": (prefixes, [1, 1, 0]), "split": "2,1,1", "order": "instant"}
+    ramp, at_once = (
+        build(gpt_config(None, blend_stages=[(40, [0, 0, 1], *length)], **options), [100, 0, 0])[0]
+        for length in ([40], [])
+    )
+    numbers = [ramp[position]["dataset_id"] for position in range(100)]
+    assert 2 not in numbers[:40]
+    assert 4 <= numbers[40:60].count(2) <= 6
+    assert 14 <= numbers[60:80].count(2) <= 16
+    assert set(numbers[80:]) == {2}
+    assert ramp.fingerprint != at_once.fingerprint
+    of_none = build(gpt_config(None, blend_stages=[(40, [0, 0, 1], 0)], **options), [100, 0, 0])[0]
+    assert of_none.fingerprint == at_once.fingerprint
+
+
 def test_a_dataset_that_runs_out_is_an_error_or_left_out(prefixes, caplog):
     limits = {"blend_max_epochs": [None, None, 1], "order": "instant"}
     config = gpt_config(None, blend=(prefixes, [1, 1, 8]), split="1", **limits)
@@ -312,6 +328,7 @@ def test_a_split_without_tokens_has_no_samples(tmp_path, prefixes):
         ({"order": "random"}, "one of 'megatron', 'balanced', 'instant', found 'random'"),
         ({"order": "balanced", "renormalize_blend_weights": True}, "a rule of order='megatron'"),
         ({"blend_stages": [(5, [1, 1])]}, "blend_stages needs order='instant', found 'megatron'"),
+        ({"order": "instant", "blend_stages": [(5,)]}, "blend_stages must have a first sample, weights and perh"),
         ({"blend_max_epochs": [1, 1]}, "blend_max_epochs needs order='instant', found 'megatron'"),
         (
             {"blend": (["a"], None), "blend_stages": [(5, [1])], "order": "instant"},

@@ -44,7 +44,7 @@ class InstantBlend:
         spec, config, is_training = self._spec, self._spec.config, self._spec.split is Split.train
         stages = [BlendStage(0, tuple(spec.weights))]
         if is_training:
-            stages += [BlendStage(first, tuple(weights)) for first, weights in config.blend_stages or ()]
+            stages += [BlendStage(*stage) for stage in config.blend_stages or ()]
         order = InstantOrder.staged(
             sizes=[dataset.samples_per_epoch for dataset in spec.datasets],  # type: ignore[attr-defined]
             stages=stages,

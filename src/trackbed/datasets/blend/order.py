@@ -111,7 +111,10 @@ class BlendOrder(Protocol):
 
 def own_decisions(config: BlendedMegatronDatasetConfig) -> dict[str, Any]:
     """Returns everything that decides an order other than Megatron Core's, besides datasets, weights and size."""
-    stages = [[int(first), [float(weight) for weight in weights]] for first, weights in config.blend_stages or ()]
+    stages = [
+        [int(first), [float(weight) for weight in weights], *(int(length) for length in ramp if length)]
+        for first, weights, *ramp in config.blend_stages or ()
+    ]
     return {
         "random_seed": int(config.random_seed),
         "versions": [BALANCED_VERSION, InstantOrder.VERSION, PERMUTATION_VERSION],
