@@ -220,7 +220,7 @@ WRONG_TREES = [
     pytest.param([leaf(0), leaf(1)] * 3, [0, 5, 4], [0, 2, 4], [0] * 3, "never decrease", id="stages go back"),
     pytest.param([leaf(0), leaf(1)] * 3, [0, 5, 6], [0, 4, 2], [0] * 3, "first_nodes .*never", id="blocks go back"),
     pytest.param([leaf(0), leaf(1)], [0, 5], [0, 3], [0] * 2, r"in \[0, 2\], found 3", id="block outside"),
-    pytest.param([leaf(0), leaf(1)], [0, 5], [0], [0], r"one length .*\[2, 1, 1\]", id="unequal"),
+    pytest.param([leaf(0), leaf(1)], [0, 5], [0], [0], r"one length .*\[2, 1, 1, 1\]", id="unequal"),
     pytest.param([leaf(0), leaf(1)], [], [], [], r"at least 1, found \[0, 0, 0, 0\]", id="no stages"),
 ]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from trackbed.blends.toml_tables import KeyPath, Problems
-from trackbed.datasets.config import OrderName
+from trackbed.datasets.config import OrderName, Stage
 from trackbed.datasets.tokenizers.base import MegatronIdentity
 from trackbed.files.stores import is_address
 from trackbed.index.splits import Split
@@ -104,6 +104,9 @@ class BlendFile:
     options: Mapping[str, Any]
     """Other fields of `GPTDatasetConfig`, by name."""
     lines: Mapping[KeyPath, int] = field(repr=False, compare=False)
+    schedule: tuple[Stage, ...] | None = None
+    """Stages that replace those of the file, with the weights of all datasets of training, where a run has changed
+    them; None for those of the file."""
 
     @property
     def dataset_class(self) -> "type[GPTDataset]":

@@ -132,18 +132,18 @@ class MeasuredBlend:
             return {}
         members = self.of(Split.train)
         limits = [member.entry.max_epochs for member in members]
-        stages = [
-            (stage.first_sample, _stage_weights(dict(stage.weights), members), stage.ramp) for stage in self.file.stages
+        stages = self.file.schedule or [
+            (stage.first_sample, self.weights_of(dict(stage.weights)), stage.ramp) for stage in self.file.stages
         ]
         several = len(members) > 1  # a single dataset is not blended: the plan checks its limit
         return {
-            "blend_stages": stages or None,
+            "blend_stages": list(stages) or None,
             "blend_max_epochs": limits if several and any(limits) else None,
         }
 
-
-def _stage_weights(weights: dict[str, float], members: Sequence[Member]) -> list[float]:
-    return [weights.get(member.entry.name, 0.0) * member.part for member in members]
+    def weights_of(self, weights: Mapping[str, float]) -> list[float]:
+        """Returns the `[K]` weights of the datasets of training, by the names in the file; 0 where none is given."""
+        return [weights.get(member.entry.name, 0.0) * member.part for member in self.of(Split.train)]
 
 
 def measure_blend(file: BlendFile) -> MeasuredBlend:

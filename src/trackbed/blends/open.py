@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from trackbed.blends.blend_file import BlendFile
 from trackbed.blends.measure import MeasuredBlend, measure_blend
 from trackbed.blends.plan import plan_blend
 from trackbed.blends.read import read_blend_file, read_blend_table, with_tokenizer
@@ -35,10 +36,17 @@ class Splits:
         name: name of the blend, for errors.
         built: the three datasets; None in the place of a dataset that the blend does not have, and for validation also
             a list of datasets.
+        measured: the blend that they are opened from.
     """
 
-    def __init__(self, name: str, built: Sequence[SplitDataset | list[SplitDataset] | None]) -> None:
+    def __init__(
+        self,
+        name: str,
+        built: Sequence[SplitDataset | list[SplitDataset] | None],
+        measured: MeasuredBlend | None = None,
+    ) -> None:
         self._name = name
+        self._measured = measured
         self._found = dict(zip(("train", "valid", "test"), built, strict=True))
 
     @property
@@ -69,6 +77,11 @@ class Splits:
         return self._one("test")
 
     @property
+    def measured(self) -> MeasuredBlend | None:
+        """The blend that they are opened from, if it is known."""
+        return self._measured
+
+    @property
     def validation_sets(self) -> list[SplitDataset]:
         """Datasets of validation: several with `multiple_validation_sets`, else at most one."""
         found = self._found["valid"]
@@ -96,6 +109,10 @@ class Splits:
             meant = next((split for split in ("train", "valid", "test") if name[:3] == split[:3]), None)
             hint = "" if meant is None else f"; did you mean {meant!r}?"
             raise AttributeError(f"splits have train, valid, test and validation_sets, found {name!r}{hint}")
+
+    def with_train(self, dataset: SplitDataset) -> "Splits":
+        """Returns the splits with another dataset of training."""
+        return Splits(self._name, [dataset, self._found["valid"], self._found["test"]], self._measured)
 
     def __repr__(self) -> str:
         """Lists the datasets."""
@@ -161,13 +178,29 @@ def open_blend(
         if not isinstance(cache, (str, os.PathLike, NoneType)):
             raise ArgumentError(f"{_WHERE}: cache must be the path of a folder, found a {type(cache).__name__}")
         blend, opened = _measured(path, settings, tokenizer, None if cache is None else os.fspath(cache))
-        config = blend.config(tokenizer=opened, cache=None if cache is None else os.fspath(cache))
-        if "num_dataset_builder_threads" not in blend.file.options:
-            config.num_dataset_builder_threads = threads_per_rank()
-        builder = BlendedMegatronDatasetBuilder(
-            blend.dataset_class, blend.sizes, lambda: True, config, group=group, headers=blend.headers
-        )
-    return Splits(str(blend.file.path), builder.build())
+        builder = _builder(blend, opened, cache, group)
+    return Splits(str(blend.file.path), builder.build(), blend)
+
+
+def open_file_alone(file: BlendFile, *, tokenizer: Any = None, cache: str | os.PathLike[str] | None = None) -> Splits:
+    """Opens the datasets of a blend file that was read, on this rank alone. The arguments are those of `open_blend`.
+
+    Raises:
+        BlendFileError: data are missing or damaged, or do not suffice; lists all problems.
+    """
+    blend, opened = _with_tokenizer(file, tokenizer)
+    return Splits(str(file.path), _builder(blend, opened, cache, SOLO).build(), blend)
+
+
+def _builder(
+    blend: MeasuredBlend, tokenizer: Any, cache: str | os.PathLike[str] | None, group: Group
+) -> BlendedMegatronDatasetBuilder[Any]:
+    config = blend.config(tokenizer=tokenizer, cache=None if cache is None else os.fspath(cache))
+    if "num_dataset_builder_threads" not in blend.file.options:
+        config.num_dataset_builder_threads = threads_per_rank()
+    return BlendedMegatronDatasetBuilder(
+        blend.dataset_class, blend.sizes, lambda: True, config, group=group, headers=blend.headers
+    )
 
 
 def _measured(
@@ -187,6 +220,10 @@ def _measured(
             f"{_WHERE}: a blend file must state these itself, found them given beside it: {', '.join(given)}"
         )
     file = read_blend_file(path) if path is not None else read_blend_table(_table(settings, cache), where=_WHERE)
+    return _with_tokenizer(file, tokenizer)
+
+
+def _with_tokenizer(file: BlendFile, tokenizer: Any) -> tuple[MeasuredBlend, Any]:
     is_setting = isinstance(tokenizer, (str, os.PathLike, Mapping))
     if is_setting:
         file = with_tokenizer(file, os.fspath(tokenizer) if isinstance(tokenizer, os.PathLike) else tokenizer)

@@ -71,7 +71,23 @@ def read_blend_file(path: str | os.PathLike[str], *, folder: str | os.PathLike[s
     if is_address(path):
         raise ArgumentError(f"a blend file must be a file on this host, found the address {redact(os.fspath(path))}")
     path = Path(path)
-    return _read(path, path.parent if folder is None else Path(folder), *_parse(path))
+    with path.open("rb") as file:
+        raw = file.read(_MOST_BYTES + 1)
+    return read_blend_content(raw, path=path, folder=path.parent if folder is None else Path(folder))
+
+
+def read_blend_content(raw: bytes, *, path: Path, folder: Path) -> BlendFile:
+    """Reads the content of a blend file.
+
+    Args:
+        raw: the content.
+        path: name of the file, for errors.
+        folder: folder to which paths in it are relative.
+
+    Raises:
+        BlendFileError: it is no TOML, or has invalid settings; lists all problems, each with its line.
+    """
+    return _read(path, folder, *_parse(path, raw))
 
 
 def read_blend_table(table: Mapping[str, Any], *, where: str) -> BlendFile:
@@ -111,10 +127,8 @@ def _read(path: Path, folder: Path, table: Mapping[str, Any], lines: dict[KeyPat
     return BlendFile(path=path, lines=lines, **fields)
 
 
-def _parse(path: Path) -> tuple[dict[str, Any], dict[KeyPath, int]]:
+def _parse(path: Path, raw: bytes) -> tuple[dict[str, Any], dict[KeyPath, int]]:
     """Returns the values of a TOML file, and the line of each key."""
-    with path.open("rb") as file:
-        raw = file.read(_MOST_BYTES + 1)
     if len(raw) > _MOST_BYTES:
         text = f"must have at most {_MOST_BYTES:,} bytes, found more: use globs or groups to name many pairs"
         raise BlendFileError([f"{path}:1: {text}"])

@@ -1,6 +1,7 @@
 """The samples of a step of a run, for `trackbed show --run`."""
 
 import inspect
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +39,9 @@ def find_step(run: Path, step: int, rank: int | None, idx_cache: str | None) -> 
     if rank is not None and not 0 <= rank < division["num_ranks"]:
         raise ArgumentError(f"--rank must be in [0, {division['num_ranks']}), the ranks of step {step}, found {rank}")
     positions = samples_of(first, num_samples, rank, **division) if num_samples else []
-    return read_blend_file(copy, folder=source.parent).with_idx_cache(idx_cache), positions
+    stages = job.get("stages")
+    file = read_blend_file(copy, folder=source.parent).with_idx_cache(idx_cache)
+    return replace(file, schedule=None if stages is None else tuple(map(tuple, stages))), positions
 
 
 def _names(function: Any) -> list[str]:

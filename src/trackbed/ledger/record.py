@@ -14,6 +14,8 @@ EVENTS: Final = "events.jsonl"
 BLENDS: Final = "blends"
 OPEN: Final = "open"
 """Event of a job that has opened the run."""
+BLEND: Final = "blend"
+"""Event of a job that has gone over to another blend, or to other stages."""
 BEGIN: Final = "begin"
 """Event before the first step of a job."""
 
@@ -85,6 +87,8 @@ def jobs_of(starts: Sequence[int], events: Sequence[dict[str, Any]]) -> list[dic
         fields = {name: value for name, value in event.items() if name not in ("event", "time")}
         if event.get("event") == OPEN:
             opened = fields
+        elif event.get("event") == BLEND:
+            opened = {**opened, **fields}
         elif event.get("event") == BEGIN:
             begins.append({**opened, **fields})
     sizes = [begin["steps_bytes"] for begin in begins]

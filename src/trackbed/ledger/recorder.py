@@ -13,15 +13,15 @@ import torch
 
 from trackbed.comm import Group
 from trackbed.daemon_threads import DaemonThreads
+from trackbed.errors import ArgumentError
 from trackbed.ledger.lines import LineFile
 from trackbed.ledger.record import BEGIN, EVENTS, STEPS
 from trackbed.ledger.share import line_of, share_of
+from trackbed.ledger.steering import LAG, Steering, combined
 from trackbed.loading.sample_hashes import SampleHashes
 
 logger = logging.getLogger(__name__)
 
-_MOST_PENDING: Final = 256
-"""Steps that may wait for the thread."""
 _POLL_SECONDS: Final = 0.1
 """Longest wait without looking at signals."""
 
@@ -95,38 +95,59 @@ class Recorder:
     Args:
         group: the ranks. Their threads meet in it, and no one else may.
         files: the files, on rank 0; None on the others.
+        steering: changes of the blend, which the ranks tell each other with the steps; None for a blend that stays.
     """
 
-    def __init__(self, group: Group, files: RunFiles | None) -> None:
+    def __init__(self, group: Group, files: RunFiles | None, steering: Steering | None = None) -> None:
         self._group = group
         self._files = files
+        self._steering = steering
         self._thread = DaemonThreads("trackbed-ledger")
         self._pending: deque[Future[None]] = deque()
         self._error: BaseException | None = None
+        """Error with which the ranks have failed together."""
+        self._call_error: Exception | None = None
+        """Error of rank 0 that the others do not know yet."""
 
     def step(
-        self, number: int, batches: Sequence[SampleHashes], loss: Loss, num_ranks: int, fields: dict[str, Any]
+        self,
+        number: int,
+        batches: Sequence[SampleHashes],
+        loss: Loss,
+        num_ranks: int,
+        fields: dict[str, Any],
+        stages: str = "",
     ) -> None:
         """Has the line of a step written, of the shares of all ranks.
+
+        Returns once the line `LAG` steps before is written.
 
         Raises:
             Exception: a line before could not be written.
         """
         own = loss.detach().clone() if isinstance(loss, torch.Tensor) and loss.device.type != "cpu" else numbers(loss)
-        self._submit(partial(self._write, number, batches, own, num_ranks, fields))
+        self._submit(partial(self._write, number, batches, own, num_ranks, fields, stages))
 
     def call(self, work: Callable[[RunFiles], None]) -> None:
-        """Has `work` done with the files, on rank 0 alone."""
+        """Has `work` done with the files, on rank 0 alone. If it fails, the next step or `flush` fails on all ranks."""
         files = self._files
         if files is not None:
-            self._submit(partial(work, files))
+            self._thread.submit(partial(self._do_call, work, files))
+
+    def _do_call(self, work: Callable[[RunFiles], None], files: RunFiles) -> None:
+        try:
+            work(files)
+        except Exception as error:  # noqa: BLE001  it is raised with the next step
+            self._call_error = error
 
     def _submit(self, work: Callable[[], None]) -> None:
-        while self._pending and self._pending[0].done():
-            self._pending.popleft().result()
-        while len(self._pending) >= _MOST_PENDING:
-            self._wait_for_one()
+        """Has `work` done, which meets the other ranks, and waits until at most `LAG` such works are left.
+
+        A work fails on all ranks or on none, and its error is raised `LAG` works later, so on all ranks in one call.
+        """
         self._pending.append(self._thread.submit(partial(self._do, work)))
+        while len(self._pending) > LAG:
+            self._wait_for_one()
 
     def _do(self, work: Callable[[], None]) -> None:
         if self._error is not None:
@@ -137,25 +158,48 @@ class Recorder:
             self._error = error  # the group is not to be used again
             raise
 
+    def _check_calls(self) -> None:
+        if self._call_error is not None:
+            raise self._call_error
+
     def _write(
-        self, number: int, batches: Sequence[SampleHashes], loss: Loss, num_ranks: int, fields: dict[str, Any]
+        self,
+        number: int,
+        batches: Sequence[SampleHashes],
+        loss: Loss,
+        num_ranks: int,
+        fields: dict[str, Any],
+        stages: str,
     ) -> None:
         with self._group.guarded(f"recording step {number}"):
+            self._check_calls()
             plain = {name: numbers(value)[0] if _is_tensor(value) else value for name, value in fields.items()}
             share = share_of(batches, numbers(loss), num_ranks, plain)
-            line = self._group.combine(share, partial(line_of, number))
+            if self._steering is not None:
+                share["blend"] = self._steering.share(stages)
+            found = self._group.combine(share, partial(_joined, number))
+            if "error" in found["blend"]:
+                raise ArgumentError(found["blend"]["error"])
             if self._files is not None:
-                self._files.add_step(line)
+                self._files.add_step(found["line"])
+            if self._steering is not None:
+                self._steering.take(number, found["blend"])
 
     def flush(self) -> None:
-        """Waits until all lines are written, and makes them durable.
+        """Waits until all lines are written, and makes them durable. Collective.
 
         Raises:
             Exception: a line could not be written.
         """
-        self.call(lambda files: files.steps.flush())
+        self._submit(self._sync)
         while self._pending:
             self._wait_for_one()
+
+    def _sync(self) -> None:
+        with self._group.guarded("making the record durable"):
+            self._check_calls()
+            if self._files is not None:
+                self._files.steps.flush()
 
     def _wait_for_one(self) -> None:
         # A signal that arrives just before a wait does not interrupt it, so every wait is short.
@@ -163,11 +207,17 @@ class Recorder:
             pass
         self._pending.popleft().result()
 
-    def close(self) -> None:
-        """Ends the thread, without waiting for it, and closes the files behind what was submitted."""
+    def close(self, *, waits: bool) -> None:
+        """Ends the thread, and closes the files behind what was submitted. With `waits`, returns once they are."""
         if self._files is not None:
-            self._thread.submit(self._files.close)
+            closed = self._thread.submit(self._files.close)
+            while waits and not wait([closed], timeout=_POLL_SECONDS).done:
+                pass
         self._thread.end()
+
+
+def _joined(number: int, shares: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"line": line_of(number, shares), "blend": combined([share.get("blend") for share in shares])}
 
 
 def numbers(values: Loss) -> list[float]:

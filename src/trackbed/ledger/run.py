@@ -1,28 +1,38 @@
 """A training run and its record: `trackbed.open_run`."""
 
+import hashlib
 import itertools
+import logging
 import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 from weakref import WeakKeyDictionary
 
-from trackbed.blends.open import Splits, open_blend
+from trackbed.blends.open import Splits, open_blend, open_file_alone
+from trackbed.blends.read import read_blend_content
+from trackbed.blends.schedule import schedule_of, with_stage
 from trackbed.comm import SOLO, Group
 from trackbed.comm.torch_group import check_initialized, current_group
 from trackbed.datasets.blend.dataset import SplitDataset
-from trackbed.errors import ArgumentError, RunError
+from trackbed.datasets.config import Stage
+from trackbed.errors import ArgumentError, RunError, TrackbedError
 from trackbed.files.folder_lock import FolderLock
 from trackbed.files.publish import new_partial, publish, write_new
+from trackbed.index import BlendStage, Split
 from trackbed.kernels.integers import check_at_least
 from trackbed.ledger.metrics import MetricsFile
-from trackbed.ledger.record import BLENDS, OPEN
+from trackbed.ledger.record import BLEND, BLENDS, OPEN
 from trackbed.ledger.recorder import Loss, Observer, Recorder, RunFiles
+from trackbed.ledger.steering import Steering, Version, can_be_steered
 from trackbed.loading.loader import BatchLoader
 from trackbed.version import __version__
+
+logger = logging.getLogger(__name__)
 
 _WHERE: Final = "trackbed.open_run"
 _LOCK_NAME: Final = ".run.lock"
@@ -49,13 +59,23 @@ class Run:
     """
 
     def __init__(
-        self, folder: Path, splits: Splits, group: Group, files: RunFiles | None, lock: FolderLock | None
+        self,
+        folder: Path,
+        splits: Splits,
+        group: Group,
+        files: RunFiles | None,
+        lock: FolderLock | None,
+        steering: Steering | None = None,
     ) -> None:
         self.folder = folder
         self.splits = splits
         self.step = 0
         self._lock = lock
-        self._recorder = Recorder(group, files)
+        self._group = group.child("blends") if group.size > 1 else group
+        self._steering = steering
+        self._scheduled: list[tuple[int, tuple[float, ...], int]] = []
+        """Calls of `set_weights` that have not taken effect: step, weights and samples of the ramp."""
+        self._recorder = Recorder(group, files, steering)
         self._is_alone = group.size == 1
         self._loader: BatchLoader | None = None
         self._loaded: Mapping[str, Any] | None = None
@@ -139,7 +159,88 @@ class Run:
             "checkpoint_seconds": round(checkpoint_seconds, 6),
             "communication_seconds": round(communication_seconds, 6),
         }
-        self._recorder.step(self.step, batches, loss, self._loader.num_ranks, fields)
+        self._recorder.step(self.step, batches, loss, self._loader.num_ranks, fields, self._stages())
+        self._steer()
+
+    def _stages(self) -> str:
+        """Digest of the stages in force, which must be the same on all ranks."""
+        known = None if self._steering is None else self._steering.version.stages
+        return hashlib.sha256(repr((known, self._scheduled)).encode()).hexdigest()[:16]
+
+    def _steer(self) -> None:
+        """Takes over the changes of the blend that take effect behind the last recorded step."""
+        steering, loader = self._steering, self._loader
+        if steering is None or loader is None:
+            return
+        position = loader.consumed_samples
+        version = steering.due(self.step, position)
+        if version is not None:
+            self._take_over(version, position)
+        while self._scheduled and self._scheduled[0][0] <= self.step + 1:
+            _, weights, ramp = self._scheduled.pop(0)
+            self._add_stage(BlendStage(position, weights, ramp), position)
+        while steering.refused:
+            reason = steering.refused.pop(0)
+            if self._group.rank == 0:
+                logger.warning("%s: the blend stays as it was: %s", self.folder, reason)
+            self._recorder.call(partial(_add_event, "refused", {"step": self.step, "reason": reason}))
+
+    def _add_stage(self, stage: BlendStage, position: int) -> None:
+        steering = self._steering
+        if steering is None:
+            return
+        version = steering.version
+        stages = with_stage(schedule_of(version.dataset), stage)
+        try:
+            changed = steering.changed(version.content, version.splits, stages, position)
+        except TrackbedError as error:  # the same on every rank
+            steering.refused.append(f"set_weights: {error}")
+        else:
+            self._take_over(changed, position)
+
+    def _take_over(self, version: Version, position: int) -> None:
+        self.splits = self.splits.with_train(version.splits.train)
+        if self._loader is not None:
+            self._loader.change_data(version.dataset)
+        self._recorder.call(partial(_add_version, self.folder, version, {"step": self.step, "first_sample": position}))
+        self._has_begun = False  # the division of samples may be another
+
+    def set_weights(self, step: int, weights: Mapping[str, float], *, ramp_samples: int = 0) -> None:
+        """Changes the weights of the blend from the first sample of a step on, as a stage in its file would.
+
+        To be called on every rank alike, between two steps. The stage holds until the file has another one, or is
+        changed. After a resume behind `step` the call does nothing: the stage is in the state of the run.
+
+        Args:
+            step: number of the step, above the last recorded one. Steps are numbered from 1 on.
+            weights: weights by the names of datasets in the blend file, each at least 0; others get the weight 0.
+            ramp_samples: samples within which the shares change, linearly; 0 for at once.
+
+        Raises:
+            ArgumentError: an argument is out of range, there is no such dataset, or the blend is not one of several
+                datasets in the order "instant".
+        """
+        self._check_open()
+        check_at_least(1, step=step)
+        check_at_least(0, ramp_samples=ramp_samples)
+        if self._steering is None:
+            raise ArgumentError('set_weights needs a blend of several datasets in the order "instant", found another')
+        chosen = self._weights_of(self._steering.version.splits, weights)
+        BlendStage(0, chosen, ramp_samples)  # checks the values
+        if step <= self.step:
+            logger.warning("%s: set_weights for step %d comes behind it, and does nothing", self.folder, step)
+            return
+        self._scheduled = sorted([*self._scheduled, (step, chosen, ramp_samples)], key=lambda one: one[0])
+        if step == self.step + 1 and self._loader is not None:
+            self._steer()
+
+    def _weights_of(self, splits: Splits, weights: Mapping[str, float]) -> tuple[float, ...]:
+        measured = splits.measured
+        names = [] if measured is None else [member.entry.name for member in measured.of(Split.train)]
+        unknown = sorted(set(weights) - set(names))
+        if measured is None or unknown:
+            raise ArgumentError(f"weights must be for datasets of the blend, {sorted(set(names))}; found {unknown}")
+        return tuple(measured.weights_of(weights))
 
     def event(self, kind: str, **fields: Any) -> None:
         """Records that something has happened, behind the last step. Only rank 0 writes it.
@@ -152,7 +253,7 @@ class Run:
         self._recorder.call(partial(_add_event, kind, {"step": self.step, **fields}))
 
     def flush(self) -> None:
-        """Waits until the lines of all steps are written and durable.
+        """Waits until the lines of all steps are written and durable. Call it on every rank.
 
         Raises:
             CollectiveError: one could not be written, on some rank.
@@ -160,32 +261,54 @@ class Run:
         self._recorder.flush()
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the position of the run, behind the last recorded step, for a checkpoint.
+        """Returns the position of the run, behind the last recorded step, for a checkpoint. Call it on every rank.
 
         Waits until the lines of these steps are written: so none that a checkpoint covers is lost.
         """
         self.flush()
         loader = None if self._loader is None else self._loader.state_dict()
-        return {"version": _VERSION, "step": self.step, "loader": loader}
+        blend = None if self._steering is None else self._steering.version.state()
+        return {"version": _VERSION, "step": self.step, "loader": loader, "blend": blend}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on behind a position. Later steps in the record are superseded by those that follow.
 
         Raises:
             ArgumentError: it is no position of a run, or one of other data.
+            CollectiveError: among several ranks, one cannot open the blend of the state.
         """
         self._check_open()
         if not isinstance(state, Mapping) or state.get("version") != _VERSION:
             raise ArgumentError(f"the state of a run must have version {_VERSION}, found {state!r}")
         check_at_least(0, step=state.get("step"))
         loaded: Any = state.get("loader")
+        self._restore_blend(state)
         if self._loader is None:
             self._loaded = loaded
         elif loaded is not None:
             self._loader.load_state_dict(loaded)
             self._loader.pop_hashes()
         self.step = int(state["step"])
+        self._scheduled = [one for one in self._scheduled if one[0] > self.step]
         self._has_begun = False
+
+    def _restore_blend(self, state: Mapping[str, Any]) -> None:
+        """Opens the blend of a state again, if it is another one than that of the file."""
+        blend, steering = state.get("blend"), self._steering
+        if blend is None or steering is None:
+            return
+        self.flush()
+        with self._group.guarded(f"opening the blend of step {state['step']}"):
+            version = steering.restored(blend)
+        if version is None:
+            return
+        if self._group.rank == 0:
+            logger.warning("%s: goes on with the blend of its state; what the file has changed follows", self.folder)
+        steering.begin_again(version)
+        self.splits = self.splits.with_train(version.splits.train)
+        if self._loader is not None:
+            self._loader.change_data(version.dataset)
+        self._recorder.call(partial(_add_version, self.folder, version, {"step": int(state["step"])}))
 
     def close(self) -> None:
         """Waits for all lines, and ends the run's thread. May be called more than once.
@@ -198,15 +321,19 @@ class Run:
         try:
             self._recorder.call(partial(_add_event, "close", {"step": self.step}))
             self.flush()
-        finally:
-            self._end()
+        except BaseException:
+            self._end(waits=False)
+            raise
+        self._end(waits=True)
 
-    def _end(self) -> None:
-        """Ends everything, without waiting for other ranks."""
+    def _end(self, *, waits: bool) -> None:
+        """Ends everything, without waiting for other ranks; with `waits`, for the own files and observers."""
         self._is_closed = True
         if self._loader is not None:
             self._loader.close()
-        self._recorder.close()
+        self._recorder.close(waits=waits)
+        if self._steering is not None:
+            self._steering.close()
         if self._lock is not None:
             self._lock.release()
 
@@ -220,7 +347,7 @@ class Run:
         if error is None or (self._is_alone and isinstance(error, Exception)):
             self.close()
         elif not self._is_closed:
-            self._end()
+            self._end(waits=False)
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -258,6 +385,7 @@ def open_run(
     check_initialized(_WHERE)
     group: Group = current_group() or SOLO
     splits = open_blend(blend, **options)
+    content = Path(blend).read_bytes()
     place = Path(folder).absolute()
     files: RunFiles | None = None
     lock: FolderLock | None = None
@@ -268,8 +396,7 @@ def open_run(
                 place.mkdir(parents=True, exist_ok=True)
                 lock = FolderLock(place, _LOCK_NAME, partial(_refusal, place))
                 files = RunFiles(place, [MetricsFile(place), *observers])
-                version = _keep_blend(place / BLENDS, Path(blend))
-                datasets = getattr(splits.train, "datasets", [splits.train])
+                version = _keep_blend(place / BLENDS, content)
                 files.add_event(
                     OPEN,
                     {
@@ -279,7 +406,7 @@ def open_run(
                         "trackbed": __version__,
                         "blend": f"{BLENDS}/{version.name}",
                         "blend_source": os.fspath(Path(blend).absolute()),
-                        "datasets": [str(one.dataset_path) for one in datasets],
+                        "datasets": _prefixes(splits),
                     },
                 )
         number = next(_numbers.setdefault(group, itertools.count())) if group.size > 1 else 0
@@ -291,16 +418,32 @@ def open_run(
         if lock is not None:
             lock.release()
         raise
-    return Run(place, splits, own, files, lock)
+    steering: Steering | None = None
+    if can_be_steered(splits):
+        named: dict[str, Any] = {name: options[name] for name in ("tokenizer", "cache") if name in options}
+        opens = partial(_open_content, Path(blend), named)
+        steering = Steering(Version(content, splits), Path(blend) if own.rank == 0 else None, opens)
+    return Run(place, splits, own, files, lock, steering)
 
 
-def _keep_blend(folder: Path, blend: Path) -> Path:
-    """Keeps a copy of a blend file, unless the last one is the same. Returns the copy."""
+def _open_content(path: Path, options: Mapping[str, Any], content: bytes, stages: tuple[Stage, ...] | None) -> Splits:
+    """Opens the content of a blend file on this rank alone, with the stages of a run or those of the file."""
+    file = read_blend_content(content, path=path, folder=path.parent)
+    return open_file_alone(replace(file, schedule=stages), **options)
+
+
+def _prefixes(splits: Splits) -> list[str]:
+    """Returns the prefixes of the datasets of training, by number."""
+    return [str(one.dataset_path) for one in getattr(splits.train, "datasets", [splits.train])]
+
+
+def _keep_blend(folder: Path, content: bytes) -> Path:
+    """Keeps a copy of a blend file, unless there is one. Returns the copy."""
     folder.mkdir(exist_ok=True)
-    content = blend.read_bytes()
     versions = sorted((int(path.stem), path) for path in folder.glob("*.toml") if path.stem.isdecimal())
-    if versions and versions[-1][1].read_bytes() == content:
-        return versions[-1][1]
+    for _, kept in reversed(versions):
+        if kept.read_bytes() == content:
+            return kept
     path = folder / f"{versions[-1][0] + 1 if versions else 1}.toml"
     partial_path = new_partial(path)
     try:
@@ -317,6 +460,12 @@ def _refusal(folder: Path, holder: str | None) -> RunError:
 
 def _begin(after_step: int, division: Mapping[str, Any], files: RunFiles) -> None:
     files.begin(after_step, division)
+
+
+def _add_version(folder: Path, version: Version, fields: Mapping[str, Any], files: RunFiles) -> None:
+    kept = _keep_blend(folder / BLENDS, version.content)
+    stages = {"stages": version.state()["stages"], "datasets": _prefixes(version.splits)}
+    _add_event(BLEND, {**fields, "blend": f"{BLENDS}/{kept.name}", **stages}, files)
 
 
 def _add_event(kind: str, fields: Mapping[str, Any], files: RunFiles) -> None:

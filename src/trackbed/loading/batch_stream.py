@@ -17,6 +17,7 @@ import torch
 from trackbed.cancellation import Flag
 from trackbed.datasets import Batch, BlendedDataset
 from trackbed.datasets.batches.reader import ReadsBatches
+from trackbed.datasets.blend.dataset import SplitDataset
 from trackbed.datasets.identity import DataChecksum
 from trackbed.datasets.low_level import reads_objects
 from trackbed.errors import ArgumentError
@@ -28,7 +29,7 @@ from trackbed.loading.position import BatchSampler, CountedBatches, check_data, 
 from trackbed.loading.read_ahead import ReadAhead, fetch_ahead
 from trackbed.loading.ring import Ring
 from trackbed.loading.sample_hashes import SampleHashes, digests_of
-from trackbed.loading.samplers import Positioned
+from trackbed.loading.samplers import MegatronPretrainingSampler, Positioned
 
 
 @dataclass(slots=True)
@@ -123,11 +124,9 @@ class BatchStream:
         self._run: ReadAhead[_PreparedBatch] | None = None
         self._hashed: list[SampleHashes] | None = None
         """Digests of the batches that were returned since the last call of `pop_hashes`; None to take none."""
-        self._is_stored = reads_objects(dataset)
-        data = getattr(dataset, "data_checksum", None)
-        self._data = data if isinstance(data, DataChecksum) else None
-        if self._data is not None and self._data.stamps is None:
-            self._data.start()
+        self._changed: ReadAhead[_PreparedBatch] | None = None
+        """The iteration that goes on in other data."""
+        self._take_data()
 
     def __iter__(self) -> Iterator[Batch]:
         """Iterates over the batches from the current position on.
@@ -141,16 +140,55 @@ class BatchStream:
         self._state = self._position()
         run: ReadAhead[_PreparedBatch] | None = None
         try:
-            ended = Flag()
-            # The device of this thread: the prefetch thread has one of its own.
-            device = torch.cuda.current_device() if self._pinned else None
-            run = self._run = ReadAhead(partial(self._make, ended, device), self._ahead, on_end=ended.set)
-            while (batch := self._next(run)) is not None:
+            run = self._run = self._read_ahead()
+            while (batch := self._next(run)) is not None or self._changed is run:
+                if batch is None:
+                    self._changed = None
+                    run = self._run = self._read_ahead()
+                    continue
                 yield batch
                 del batch
         finally:
             if run is not None:
                 self._leave(run)
+
+    def _read_ahead(self) -> ReadAhead[_PreparedBatch]:
+        ended = Flag()
+        # The device of this thread: the prefetch thread has one of its own.
+        device = torch.cuda.current_device() if self._pinned else None
+        return ReadAhead(partial(self._make, ended, device), self._ahead, on_end=ended.set)
+
+    def change_data(self, dataset: SplitDataset) -> None:
+        """Goes on in another dataset behind the last returned batch. Batches that were read ahead are dropped.
+
+        An iteration in progress goes on, too. The sampler must be one of a dataset's order.
+
+        Args:
+            dataset: its samples up to the position are those of the dataset before, which is not checked here.
+
+        Raises:
+            ArgumentError: it has fewer samples than the position.
+        """
+        run = self._run
+        self.close()
+        if not isinstance(self.sampler, MegatronPretrainingSampler):
+            raise ArgumentError(f"the data of a {type(self.sampler).__name__} cannot be changed")
+        self.sampler.read_from(len(dataset), getattr(dataset, "fingerprint", None))
+        self.dataset = dataset
+        num_datasets = len(dataset.datasets) if isinstance(dataset, BlendedDataset) else 1
+        tokens = np.zeros(max(num_datasets, len(self._counters.tokens)), dtype=np.int64)
+        tokens[: len(self._counters.tokens)] = self._counters.tokens
+        self._counters.tokens = tokens
+        self._take_data()
+        self._state, self._changed = self._position(), run
+
+    def _take_data(self) -> None:
+        """Notes what is known of the data, and starts to compute their checksum."""
+        self._is_stored = reads_objects(self.dataset)
+        data = getattr(self.dataset, "data_checksum", None)
+        self._data = data if isinstance(data, DataChecksum) else None
+        if self._data is not None and self._data.stamps is None:
+            self._data.start()
 
     def _next(self, run: ReadAhead[_PreparedBatch]) -> Batch | None:
         """The next batch, or None at the end. Updates the counters."""

@@ -133,6 +133,19 @@ class BatchLoader(BatchStream):
         """Number of steps of a whole iteration."""
         return self._num_samples // self._step if self._drop_last else -(-self._num_samples // self._step)
 
+    def change_data(self, dataset: SplitDataset) -> None:
+        """Goes on in another dataset: see `BatchStream.change_data`."""
+        num_kept = self._skipped.num_kept(len(dataset))
+        if self._drop_last and num_kept < self._step:
+            raise ArgumentError(f"dataset must have at least {number_of(self._step, 'sample')}, found {num_kept:,}")
+        super().change_data(dataset)
+        self._num_samples = num_kept
+
+    @property
+    def consumed_samples(self) -> int:
+        """Position behind the last returned batch, of all ranks together."""
+        return int((self._position() if self._run is None else self._state or {})["consumed_samples"])
+
     def division(self) -> dict[str, Any]:
         """Returns how samples are divided among the ranks, as plain values: the further arguments of `samples_of`."""
         sampler = self.sampler

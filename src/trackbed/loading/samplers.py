@@ -151,6 +151,18 @@ class MegatronPretrainingSampler(Positioned):
             first = self._yielded = samples[-1] + 1
             yield list(samples[part * self.micro_batch_size : (part + 1) * self.micro_batch_size])
 
+    def read_from(self, total_samples: int, fingerprint: str | None) -> None:
+        """Goes on in another dataset, whose samples up to the position are those of the one before.
+
+        Raises:
+            ArgumentError: it has fewer samples than were consumed.
+        """
+        if total_samples < self._yielded:
+            raise ArgumentError(f"total_samples must be at least {self._yielded}, the position, found {total_samples}")
+        self.total_samples = total_samples
+        self._fingerprint = None if fingerprint is None else str(fingerprint)
+        self._keep_identity(fingerprint)
+
     def _position_now(self, consumed_samples: int | None) -> Position:
         return self._position(self._yielded if consumed_samples is None else consumed_samples)
 
