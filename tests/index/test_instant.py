@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.shares import BOUND, RAMP_BOUND, check_shares, strays, strays_on_a_ramp
 from trackbed.errors import ArgumentError, PlanError
 from trackbed.index import BlendStage, Exhaustion, InstantOrder, Order
 
 LAST = 2**63 - 1
 SEEDS = st.integers(0, 2**64 - 1)
-BOUND = 15 / 8  # docs/explanation/instant.md
 
 # ---------------------------------------------------------------- shares
 
@@ -58,19 +58,6 @@ def beside(weight, others):
 KINDS = [zipf, geometric, slow, equal, random] + [
     beside(*each) for each in itertools.product((0.5, 0.9), (equal, random))
 ]
-
-
-def strays(datasets, weights):
-    """Largest distance of any dataset from its share at any prefix; it occurs just before or just after a draw."""
-    farthest = 0.0
-    shares = np.asarray(weights) / np.sum(weights)
-    places = np.argsort(datasets, kind="stable")
-    for dataset, its in enumerate(np.split(places, np.cumsum(np.bincount(datasets, minlength=len(shares)))[:-1])):
-        numbers = np.arange(len(its) + 1)
-        before = shares[dataset] * np.append(its, len(datasets)) - numbers
-        after = numbers[1:] - shares[dataset] * (its + 1)
-        farthest = max(farthest, before.max(), after.max(initial=0.0))
-    return farthest
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
@@ -206,29 +193,7 @@ def test_stages_carry_on_every_datasets_epochs_and_shares(stages_and_sizes, seed
     stages, sizes = stages_and_sizes
     order = InstantOrder.staged(sizes=sizes, stages=stages, seed=seed)
     assert_epochs_are_whole(order, sizes, 600)
-    datasets, _ = order.locate(np.arange(600))
-    shares = np.zeros(len(sizes))
-    for stage, after in itertools.pairwise([*order.stages, BlendStage(max(600, order.stages[-1].first_sample), [1])]):
-        its = datasets[stage.first_sample : after.first_sample]
-        before, shares = shares, np.array(stage.weights, dtype=float) / sum(stage.weights)
-        if not stage.ramp and len(its):
-            assert strays(its, stage.weights) < BOUND
-        if stage.ramp:
-            assert strays_on_a_ramp(its, before, shares, stage.ramp) < RAMP_BOUND
-            shares = before + (shares - before) * (after.first_sample - stage.first_sample) / stage.ramp
-
-
-RAMP_BOUND = 2 * 15 / 8 + 1 / 2
-"""Proven in docs/explanation/instant.md, with shares that are rounded to 64 bits."""
-
-
-def strays_on_a_ramp(datasets, before, after, length):
-    """Largest distance of any dataset from its share at any prefix of a ramp from some shares to others."""
-    k = np.arange(len(datasets) + 1)[:, None]
-    shares = before * (k - k * k / (2 * length)) + after * k * k / (2 * length)
-    counts = np.zeros_like(shares)
-    counts[1:] = np.cumsum(datasets[:, None] == np.arange(len(before)), axis=0)
-    return np.abs(counts - shares).max()
+    check_shares(order.stages, order.locate(np.arange(600))[0])
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)

@@ -10,6 +10,7 @@ from click.testing import CliRunner
 import trackbed
 from tests.ledger.conftest import BLEND
 from tests.ledger.run_rank import GLOBAL_BATCH, losses_of
+from tests.ledger.stages_of_runs import check_samples
 from tests.support.files.built_pair import build
 from tests.support.files.rewrite import rewrite
 from tests.support.processes.launching import run_script
@@ -18,8 +19,7 @@ from trackbed.cli.main import trackbed as trackbed_command
 from trackbed.errors import ArgumentError
 from trackbed.index import BlendStage
 from trackbed.ledger import read_run
-from trackbed.ledger.steering import LAG, with_stages
-from trackbed.loading.sample_hashes import digests_of, hash_of_batch
+from trackbed.ledger.steering import LAG
 
 RANK = Path(__file__).parent / "steered_rank.py"
 pytestmark = pytest.mark.usefixtures("settles_at_once")
@@ -63,21 +63,6 @@ def steps_until(run, batches, is_done, most=200):
     raise AssertionError(f"not so after {most} steps")
 
 
-def check_hashes(folder, *, num_steps):
-    """Checks that the samples of all steps are those of a blend that has had the stages of the last event all along."""
-    record = read_run(folder)
-    assert [line["step"] for line in record.steps] == list(range(1, num_steps + 1))
-    event = [one for one in record.events if one["event"] == "blend"][-1]
-    dataset = trackbed.open_blend(folder / event["blend"], tokenizer={"eod": 0, "vocab_size": 1000}).train
-    dataset = with_stages(dataset, tuple(map(tuple, event["stages"])))
-    for line in record.steps:
-        tokens = dataset.gather(range(line["first_sample"], line["first_sample"] + line["num_samples"]))["tokens"]
-        digests = digests_of(tokens)
-        samples = [(number, digests[32 * number : 32 * number + 32]) for number in range(len(tokens))]
-        assert line["batch_hash"] == hash_of_batch(samples), line["step"]
-    return event
-
-
 def test_a_changed_file_takes_effect_at_the_next_step(blend, tmp_path):
     with trackbed.open_run(tmp_path / "run", blend=blend) as run:
         batches = steps_of(run, 10)
@@ -85,7 +70,7 @@ def test_a_changed_file_takes_effect_at_the_next_step(blend, tmp_path):
         steps_until(run, batches, lambda: "blend" in kinds(tmp_path))
         changed = [one for one in read_run(tmp_path / "run").events if one["event"] == "blend"][-1]
         steps_of(run, 10, batches)
-    event = check_hashes(tmp_path / "run", num_steps=run.step)
+    event = check_samples(tmp_path / "run", num_steps=run.step)
     assert event == changed
     assert event["first_sample"] == event["step"] * GLOBAL_BATCH
     assert event["stages"] == [[0, [0.75, 0.25], 0], [event["first_sample"], [0.0, 1.0], 0]]
@@ -123,7 +108,7 @@ def test_a_dataset_may_be_added_and_a_wrong_file_changes_nothing(blend, tmp_path
         steps_of(run, 30, batches)
         assert loader_tokens is run._loader.counters.tokens
         assert loader_tokens[2] > 0
-    event = check_hashes(tmp_path / "run", num_steps=run.step)
+    event = check_samples(tmp_path / "run", num_steps=run.step)
     assert [len(weights) for _, weights, _ in event["stages"]] == [3, 3]
 
 
@@ -138,7 +123,7 @@ def test_set_weights_adds_a_stage_and_a_ramp(blend, tmp_path):
             run.set_weights(40, {"c": 1})
         with pytest.raises(ArgumentError, match="at least one weight must be above 0"):
             run.set_weights(40, {"a": 0})
-    event = check_hashes(tmp_path / "run", num_steps=32)
+    event = check_samples(tmp_path / "run", num_steps=32)
     starts = [(first, ramp) for first, _, ramp in event["stages"]]
     assert starts == [(0, 0), (3 * GLOBAL_BATCH, 0), (11 * GLOBAL_BATCH, 80), (30 * GLOBAL_BATCH, 0)]
 
@@ -156,7 +141,7 @@ def test_a_run_goes_on_with_the_stages_of_its_checkpoint_and_then_with_the_file(
         batches = steps_of(run, 4)
         steps_until(run, batches, lambda: kinds(tmp_path).count("blend") == 4)
         steps_of(run, 20, batches)
-    event = check_hashes(tmp_path / "run", num_steps=run.step)
+    event = check_samples(tmp_path / "run", num_steps=run.step)
     assert [first for first, _, _ in event["stages"]][:2] == [0, 3 * GLOBAL_BATCH]
     assert event["stages"][-1][0] == max(200, event["first_sample"])
     for step in (2, 5, 9, run.step):
@@ -204,7 +189,7 @@ def run_ranks(blend, tmp_path, case):
 def test_ranks_take_over_a_change_at_one_step(blend, tmp_path):
     results = run_ranks(blend, tmp_path, "file")
     assert results[0]["events"].count("blend") == 2
-    check_hashes(tmp_path / "run", num_steps=results[0]["steps"])
+    check_samples(tmp_path / "run", num_steps=results[0]["steps"])
     assert results[0]["stages"] == results[1]["stages"]
 
 

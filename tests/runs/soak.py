@@ -62,11 +62,13 @@ class Job:
     config: Path
     ranks: int
     restarts: int = 0
+    script: Path = ROOT / "examples" / "pretrain_gpt.py"
+    arguments: tuple[str, ...] = ()
 
     def __post_init__(self):
         launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         launcher += ["--nproc-per-node", str(self.ranks), "--max-restarts", str(self.restarts)]
-        command = [*launcher, str(ROOT / "examples" / "pretrain_gpt.py"), str(self.config)]
+        command = [*launcher, str(self.script), str(self.config), *self.arguments]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
         # Otherwise ranks that torchrun has started again may find the addresses of those before them (torch 2.13).
         environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
