@@ -147,7 +147,9 @@ class MegatronPretrainingSampler(Positioned):
         while samples := self.skipped.next_positions(first, step, total=self.total_samples):
             if len(samples) < step and self.drop_last:
                 return
-            part = part_of_rank(self.data_parallel_rank, self.data_parallel_size, seed=self.rank_seed, position=first)
+            part = part_of_rank(
+                self.data_parallel_rank, self.data_parallel_size, seed=self.rank_seed, position=samples[0]
+            )
             first = self._yielded = samples[-1] + 1
             yield list(samples[part * self.micro_batch_size : (part + 1) * self.micro_batch_size])
 
