@@ -89,6 +89,7 @@ bench: $(VENV)/dev.done ## Measure against megatron-core, in the same run
 	$(BIN)/python -m benchmarks
 	$(BIN)/python -m benchmarks.starts
 	$(BIN)/python -m benchmarks.batches
+	$(BIN)/python -m benchmarks.recording
 	$(BIN)/python -m benchmarks.masked
 	$(BIN)/python -m benchmarks.writing
 	$(BIN)/python -m benchmarks.text

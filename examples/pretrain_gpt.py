@@ -119,6 +119,27 @@ def read_config(path: Path) -> RunConfig:
     return config
 
 
+class Waits:
+    """Observer of the buffers of gradients that adds up the time for which this rank waits for others."""
+
+    seconds = 0.0
+
+    def ready(self, label: Any) -> None:
+        """The gradients of some buckets have arrived."""
+
+    def issued(self, label: Any, kind: str, num_bytes: int, num_ranks: int, work: Any) -> None:
+        """An operation has begun."""
+
+    def waited(self, start: float, stop: float) -> None:
+        """The rank has waited for one."""
+        self.seconds += stop - start
+
+    def take(self) -> float:
+        """Seconds since the last call."""
+        seconds, self.seconds = self.seconds, 0.0
+        return seconds
+
+
 class Replicas:
     """The model on every rank, with Trackbed's buffers of gradients and a sharded optimizer."""
 
@@ -126,7 +147,8 @@ class Replicas:
         config = trackbed.DistributedDataParallelConfig(
             overlap_grad_reduce=True, use_distributed_optimizer=True, overlap_param_gather=True, bucket_size=500_000
         )
-        self.model = trackbed.DistributedDataParallel(gpt, config)
+        self.waits = Waits()
+        self.model = trackbed.DistributedDataParallel(gpt, config, observer=self.waits)
         adamw = torch.optim.AdamW(gpt.parameters(), lr=options.learning_rate, weight_decay=options.weight_decay)
         self.optimizer = trackbed.DataParallelOptimizer(adamw, self.model, max_norm=options.max_norm)
         self.adamw = adamw
@@ -149,6 +171,7 @@ class Sharded:
         for block in gpt.blocks:
             fully_shard(block)
         self.model = fully_shard(gpt)
+        self.waits = Waits()  # FSDP tells nobody of its waits: stays 0
         self.max_norm = options.max_norm
         self.optimizer = self.adamw = torch.optim.AdamW(
             gpt.parameters(), lr=options.learning_rate, weight_decay=options.weight_decay
@@ -195,7 +218,11 @@ def train(config: RunConfig, run: trackbed.Run, checkpointer: trackbed.Checkpoin
             norm = trained.step()
             schedule.step()
             run.record(
-                losses, grad_norm=norm, checkpoint_seconds=held_by(checkpointer, run.step), lr=schedule.get_last_lr()[0]
+                losses,
+                grad_norm=norm,
+                checkpoint_seconds=held_by(checkpointer, run.step),
+                communication_seconds=trained.waits.take(),
+                lr=schedule.get_last_lr()[0],
             )
             is_over = checkpointer.poll(run.step) or run.step == config.steps
             if config.eval_every and (run.step % config.eval_every == 0 or run.step == config.steps):
