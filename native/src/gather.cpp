@@ -170,6 +170,13 @@ class Batch {
     } else {
       loops_.mask(tokens, labels, length, shape_.pad, shape_.eod, shape_.masks_eod != 0, rows_.loss_mask + row);
     }
+    if (shape_.masks_borders != 0) {
+      for (const std::int64_t end : plan.borders) {
+        if (end > 0 && end <= shape_.length) {  // the label behind the last input may begin another sequence, too
+          rows_.loss_mask[row + static_cast<std::size_t>(end) - 1] = 0.0F;
+        }
+      }
+    }
     if (rows_.cu_seqlens != nullptr) {
       std::int32_t* const borders = rows_.cu_seqlens + sample * (length + 1);
       // Pieces of visits have the end of the last one, too; those of a stretch only borders inside the sample.

@@ -219,7 +219,6 @@ class Planner {
       return __builtin_add_overflow(load<std::int64_t>(file.pointers, sequence), file.first_byte, &start) ? begin
                                                                                                           : start;
     };
-    const std::int64_t last = begin + (length_ - extra_) * token_bytes_;  // end of the sample without its extra token
     const std::int64_t stop = std::min(begin + length_ * token_bytes_, add(file.first_byte, file.token_bytes));
     auto next = first_that(file.num_sequences, [&](std::int64_t sequence) { return start_of(sequence) > begin; });
     std::int64_t start = file.first_byte;  // start of the next sequence if it follows the previous one
@@ -233,7 +232,7 @@ class Planner {
       if (next == file.num_sequences || start_of(next) != start || load<std::int32_t>(file.lengths, next) < 0) {
         return false;
       }
-      if (start > begin && start < last) {
+      if (start > begin) {
         plan_.borders.push_back((start - begin) / token_bytes_);
       }
       start = add(start, load<std::int32_t>(file.lengths, next) * token_bytes_);

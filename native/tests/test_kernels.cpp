@@ -1495,10 +1495,14 @@ void naive_gather(const MadeFiles& made, std::int64_t sample, const trackbed::Sa
   const auto length = static_cast<std::size_t>(shape.length);
   std::vector<std::int64_t> all;
   std::vector<std::int64_t> ends;
+  std::vector<bool> begins_another(length + 1);  // of labels
   const std::int64_t start = sample * shape.length;
   for (const std::vector<std::int64_t>& sequence : made.sequences) {
     all.insert(all.end(), sequence.begin(), sequence.end());
     const std::int64_t end = static_cast<std::int64_t>(all.size()) - start;
+    if (end > 0 && end <= shape.length) {
+      begins_another[static_cast<std::size_t>(end - 1)] = shape.masks_borders != 0;
+    }
     if (end > 0 && end < shape.length && (ends.empty() || ends.back() != end)) {
       ends.push_back(end);
     }
@@ -1516,7 +1520,8 @@ void naive_gather(const MadeFiles& made, std::int64_t sample, const trackbed::Sa
     batch.tokens[place] = text[at] == shape.pad ? 0 : text[at];
     batch.labels[place] = text[at + 1] == shape.pad ? 0 : text[at + 1];
     batch.position_ids[place] = static_cast<std::int64_t>(shape.resets_positions != 0 ? at - began : at);
-    batch.loss_mask[place] = text[at + 1] == shape.pad || (shape.masks_eod != 0 && text[at] == shape.eod) ? 0.0F : 1.0F;
+    const bool is_masked_input = shape.masks_eod != 0 && text[at] == shape.eod;
+    batch.loss_mask[place] = text[at + 1] == shape.pad || is_masked_input || begins_another[at] ? 0.0F : 1.0F;
   }
   for (std::size_t at = 0; at < length; ++at) {
     for (std::size_t other = 0; other < length; ++other) {
@@ -1543,7 +1548,8 @@ trackbed::SampleShape make_shape(Random& random) {
           .eod = random.below(4) == 0 ? 7 : 9,
           .resets_positions = static_cast<std::int64_t>(random.below(2)),
           .masks_eod = static_cast<std::int64_t>(random.below(2)),
-          .keeps_documents_apart = 0};
+          .keeps_documents_apart = 0,
+          .masks_borders = static_cast<std::int64_t>(random.below(2))};
 }
 
 // Bytes of files, cut out in buffers without slack: those that are missing, or some more.

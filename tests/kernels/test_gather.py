@@ -92,6 +92,7 @@ def datasets(draw):
         resets_positions=draw(st.booleans()),
         masks_eod=draw(st.booleans()),
         keeps_documents_apart=draw(st.booleans()),
+        masks_borders=draw(st.booleans()),
     )
     return sources, counts, shape, rng
 

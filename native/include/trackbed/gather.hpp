@@ -21,6 +21,7 @@ struct SampleShape {
   std::int64_t resets_positions;
   std::int64_t masks_eod;
   std::int64_t keeps_documents_apart;  // 1 for positions within documents, by the borders of cu_seqlens
+  std::int64_t masks_borders;          // 1 to leave labels that begin another sequence out of the loss
 };
 
 // A batch of B samples, in 64-bit words. Arrays that are null are not written.

@@ -75,7 +75,8 @@ enum class Planned {
 // Spans from which one sample is cut.
 struct SampleSpans {
   std::vector<Span> spans;
-  std::vector<std::int64_t> borders;  // tokens from the sample's start to the end of each sequence, in order
+  std::vector<std::int64_t> borders;  // tokens from the sample's start to the end of each sequence, in order; without
+                                      // its own end in a stretch
   std::vector<std::int64_t> absent;   // files that must be opened
   std::vector<Missing> missing;       // bytes that must be fetched, if no file is absent
 };

@@ -235,6 +235,7 @@ OPTIONS: Final[Mapping[str, Rule]] = {
     "fast_cache_load": FLAG,
     "full_validation": FLAG,
     "inter_document_masking": FLAG,
+    "mask_borders": FLAG,
     "mid_level_dataset_surplus": NUMBER,
     "mmap_bin_files": FLAG,
     "multiple_validation_sets": FLAG,

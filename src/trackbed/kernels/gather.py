@@ -273,13 +273,15 @@ class SampleShape:
     keeps_documents_apart: bool = False
     """True if positions restart at the borders of `cu_seqlens`, which then has one for each empty document, as in
     Megatron Core."""
+    masks_borders: bool = False
+    """True if labels that are the first token of another sequence are excluded from the loss."""
     words: npt.NDArray[np.uint64] = field(init=False, repr=False, compare=False)
     """The fields as an array of words for the kernel."""
 
     def __post_init__(self) -> None:
         if self.length < 1 or self.extra not in (0, 1):
             raise ArgumentError(f"length must be at least 1 and extra 0 or 1, found {self.length} and {self.extra}")
-        flags = [self.resets_positions, self.masks_eod, self.keeps_documents_apart]
+        flags = [self.resets_positions, self.masks_eod, self.keeps_documents_apart, self.masks_borders]
         fields = [self.length, self.extra, self.pad, self.eod, *flags]
         object.__setattr__(self, "words", np.array(fields, dtype=np.int64).view(np.uint64))
 

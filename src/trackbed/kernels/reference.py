@@ -405,7 +405,9 @@ def gather_sample(
     return {
         "tokens": np.where(tokens == shape.pad, 0, tokens),
         "labels": np.where(labels == shape.pad, 0, labels),
-        "loss_mask": (labels != shape.pad) & ~(shape.masks_eod & (tokens == shape.eod)),
+        "loss_mask": (labels != shape.pad)
+        & ~(shape.masks_eod & (tokens == shape.eod))
+        & ~(shape.masks_borders & np.isin(place + 1, ends)),
         "position_ids": in_documents
         if shape.keeps_documents_apart
         else place - starts[number - 1]

@@ -25,7 +25,7 @@ from trackbed.datasets.batches.sources import Sources
 from trackbed.datasets.gpt.indexed import IndexedSamples
 from trackbed.errors import ArgumentError, FormatError, TrackbedError
 from trackbed.index import Split
-from trackbed.tokens import merge
+from trackbed.tokens import IndexedDatasetBuilder, merge
 
 ORDERS = ("megatron", "balanced", "instant")
 SHAPING = ("reset_position_ids", "reset_attention_mask", "eod_mask_loss")
@@ -59,7 +59,7 @@ def flat(built):
             yield from (dataset, *getattr(dataset, "datasets", ()))
 
 
-BORDERS = ("create_cu_seqlens", "inter_document_masking")
+BORDERS = ("create_cu_seqlens", "inter_document_masking", "mask_borders")
 
 
 @given(
@@ -140,6 +140,31 @@ def test_a_group_is_gathered_like_the_pair_that_it_would_be_merged_to(tmp_path, 
         assert_equal(dataset.gather(positions), stacked(dataset, positions))
         batches.append(dataset.gather(positions))
     assert_equal(*batches)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("extra", [True, False])
+def test_no_loss_on_the_first_token_of_another_document(tmp_path, order, extra):
+    # Each document has tokens of its own, and none that ends documents.
+    tokens = [np.full(length, 1 + number, np.uint16) for number, length in enumerate([20, 0, 33, 16, 40, 1, 15])]
+    builder = IndexedDatasetBuilder(f"{tmp_path / 'pair'}.bin", np.uint16)
+    for document in tokens:
+        builder.add_document(document, [len(document)])
+    builder.finalize(f"{tmp_path / 'pair'}.idx")
+    options = {"blend": ([str(tmp_path / "pair")], None), "split": "1", "order": order}
+    options |= {"add_extra_token_to_sequence": extra}
+    plain, masked = (
+        build(gpt_config(tmp_path / "cache", mask_borders=masks, **options), (7, 0, 0))[0] for masks in (False, True)
+    )
+    assert plain.fingerprint != masked.fingerprint
+    num_masked = 0
+    for position in range(len(masked)):
+        sample, before = masked[position], plain[position]
+        is_other = sample["tokens"] != sample["labels"]
+        assert torch.equal(sample["loss_mask"], before["loss_mask"] * ~is_other)
+        num_masked += int((before["loss_mask"] * is_other).sum())
+    assert num_masked >= 3
+    assert_equal(masked.gather(range(len(masked))), stacked(masked, range(len(masked))))
 
 
 def one(tmp_path, *, lengths=(20, 0, 33, 7, 40), cls=GPTDataset, dtype=np.uint16, **options):

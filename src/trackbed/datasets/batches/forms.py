@@ -84,6 +84,7 @@ class GPTForm(BatchForm):
             resets_positions=bool(config.reset_position_ids) and has_eod,
             masks_eod=bool(config.eod_mask_loss) and has_eod,
             keeps_documents_apart=config.inter_document_masking,
+            masks_borders=config.mask_borders,
         )
         self.gather = partial(gather, shape=shape)
         self.spec = GPTSpec(

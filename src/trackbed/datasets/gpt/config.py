@@ -74,6 +74,10 @@ class GPTDatasetConfig(BlendedMegatronDatasetConfig):
     the length of the longest one. They are computed from the sequence borders of the files, which are document borders
     if each document is one sequence."""
 
+    mask_borders: bool = field(default=False, kw_only=True)
+    """True to exclude labels of another document from the loss: the first token of a document is not to be predicted
+    from the one before. The borders are those of `create_cu_seqlens`, and do not depend on the values of tokens."""
+
     def __post_init__(self) -> None:
         """Checks the fields, and sets `token_dtype_code`."""
         super().__post_init__()

@@ -220,8 +220,8 @@ class GPTDataset(CachedDataset):
 
     def _shaping(self) -> dict[str, Any]:
         values = {name: getattr(self.config, name) for name in _SHAPING}
-        # The newer option is left out where it is not used, so that fingerprints stay what they were.
-        newer = {"inter_document_masking": True} if self.config.inter_document_masking else {}
+        # Newer options are left out where they are not used, so that fingerprints stay what they were.
+        newer = {name: True for name in ("inter_document_masking", "mask_borders") if getattr(self.config, name)}
         return {**values, "create_attention_mask": True, **newer}
 
     def _agreed_besides(self) -> dict[str, Any]:
@@ -287,6 +287,8 @@ class GPTDataset(CachedDataset):
             )
         masked_input = eod if config.eod_mask_loss else None
         loss_mask = sample.loss_mask(tokens, labels, pad=pad, masked_input=masked_input)
+        if config.mask_borders:
+            loss_mask[sample.labels_of_other_documents(self._piece_lengths(position), len(loss_mask))] = 0.0
         item["loss_mask"] = np.zeros_like(loss_mask) if idx is None else loss_mask
         item["position_ids"] = (
             torch.from_numpy(sample.positions_in_documents(tokens, eod=eod))
@@ -305,12 +307,16 @@ class GPTDataset(CachedDataset):
 
     def _borders(self, position: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns `cu_seqlens` and `max_seqlen` of a sample."""
-        config, pieces = self.config, self._opened.pieces(position)
-        lengths = [stop - start for start, stop in zip(pieces.starts, pieces.stops, strict=True)]
+        config, lengths = self.config, self._piece_lengths(position)
         if config.inter_document_masking and config.order != "instant":
             extra_token = config.add_extra_token_to_sequence
             return sample.borders_of_pieces(lengths, config.sequence_length, extra_token=extra_token)
         return sample.document_borders(lengths, config.sequence_length)
+
+    def _piece_lengths(self, position: int) -> list[int]:
+        """Returns the tokens of each document in a sample, the extra token included."""
+        pieces = self._opened.pieces(position)
+        return [stop - start for start, stop in zip(pieces.starts, pieces.stops, strict=True)]
 
     @property
     def causal_mask(self) -> torch.Tensor:

@@ -46,6 +46,20 @@ def loss_mask(tokens: Ids, labels: Ids, *, pad: int, masked_input: int | None) -
     return mask
 
 
+def labels_of_other_documents(piece_lengths: Sequence[int], length: int) -> Ids:
+    """Returns the positions whose label is of another document than their input.
+
+    Args:
+        piece_lengths: tokens of each document in the sample, the extra token included and padding excluded.
+        length: S.
+
+    >>> labels_of_other_documents([2, 0, 3, 1], 5)
+    array([1, 4])
+    """
+    ends = np.unique(np.cumsum(piece_lengths, dtype=np.int64))
+    return ends[(ends > 0) & (ends <= length)] - 1
+
+
 def positions(length: int) -> Ids:
     """Returns `[S]` 0, 1, 2, ..."""
     return np.arange(length, dtype=np.int64)
