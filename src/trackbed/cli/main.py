@@ -22,6 +22,7 @@ from trackbed.cli.inspect import inspect
 from trackbed.cli.merge import merge
 from trackbed.cli.output import EXPECTED, accept_any_text, describe, describe_all
 from trackbed.cli.preprocess import preprocess
+from trackbed.cli.report import report
 from trackbed.cli.seal import seal
 from trackbed.cli.show import show
 from trackbed.cli.train_tokenizer import train_tokenizer
@@ -33,6 +34,7 @@ _SECTIONS: Final = {
     "Token files (pairs of .bin and .idx)": (preprocess, train_tokenizer, merge, inspect, verify, seal, finish),
     "Blends and their indices": (blend, build, show, cache),
     "Checkpoints": (ckpt,),
+    "Training runs": (report,),
 }
 """Commands under the headings of `trackbed --help`, in order."""
 

@@ -19,7 +19,7 @@ from trackbed.files import is_partial_name, stores
 from trackbed.files.stores import Address, ObjectRange, ObjectStamp, parse_address
 from trackbed.tokens.commit import is_pending_name
 from trackbed.tokens.format import is_indexed
-from trackbed.tokens.paths import get_bin_path, get_idx_path, get_seal_path
+from trackbed.tokens.paths import BESIDE, get_beside_path, get_bin_path, get_idx_path, get_seal_path
 from trackbed.tokens.shard_list import SHARD_LIST_SUFFIX, is_shard_list
 
 _HIDDEN: Final = (".", "_")
@@ -142,6 +142,7 @@ RECORD_NAME: Final = "record.json"
 LOCK_NAME: Final = "lock"
 _SAVED: Final = re.compile(r"\d+\.(bin|lengths|counts|modes)")
 _BIN, _IDX, _SEAL = get_bin_path(""), get_idx_path(""), get_seal_path("")
+_BESIDE = tuple(get_beside_path("", name) for name in BESIDE)
 
 
 def is_saved_name(name: str) -> bool:
@@ -164,11 +165,11 @@ def is_work_file(path: Path) -> bool:
 
 
 def is_own_file(path: Path) -> bool:
-    """True for work files, for the `.bin`, `.idx` and seal of a pair, and for lists of shards."""
+    """True for work files, for the files of a pair and those beside it, and for lists of shards."""
     prefix, suffix = os.path.splitext(path)  # noqa: PTH122  with_suffix refuses some names
     if path.name.endswith(_SEAL) or is_work_file(path) or is_shard_list(path):
         return True
-    return suffix in (_BIN, _IDX) and is_indexed(prefix)
+    return suffix in (_BIN, _IDX, *_BESIDE) and is_indexed(prefix)
 
 
 def _is_saved(name: str) -> bool:
@@ -267,6 +268,7 @@ def _own(names: list[str]) -> Iterator[str]:
             prefix = name.removesuffix(_SEAL)
             yield name
             yield from (get_bin_path(prefix), get_idx_path(prefix))
+            yield from (f"{prefix}{suffix}" for suffix in _BESIDE)
             stem = prefix.rpartition("-of-")[0].rpartition("-")[0]
             if f"{stem}{SHARD_LIST_SUFFIX}" in listed:
                 yield f"{stem}{SHARD_LIST_SUFFIX}"

@@ -10,8 +10,8 @@ import errno
 import fcntl
 import os
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Final
@@ -19,10 +19,13 @@ from typing import Final
 from trackbed.errors import ArgumentError, TrackbedError
 from trackbed.files import flush_to_disk, publish
 from trackbed.files.stores import lost_address_hint
-from trackbed.tokens.paths import get_bin_path, get_idx_path, get_seal_path
+from trackbed.tokens.paths import BESIDE, get_beside_path, get_bin_path, get_idx_path, get_seal_path
 
 _PENDING: Final = ".pending"
-_NAMES: Final = tuple(f"{path('')}{_PENDING}" for path in (get_bin_path, get_seal_path, get_idx_path))
+_NAMES: Final = tuple(
+    f"{path}{_PENDING}"
+    for path in (get_bin_path(""), get_seal_path(""), get_idx_path(""), *(get_beside_path("", name) for name in BESIDE))
+)
 LOCK_SUFFIX: Final = f"{get_idx_path('')}.lock"
 """End of the name of a pair's lock."""
 _NO_LOCKS: Final = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
@@ -34,21 +37,27 @@ _POLL_SECONDS: Final = 0.01
 
 @dataclass(frozen=True, slots=True)
 class PairFiles:
-    """Paths of the three files of a pair, final or not."""
+    """Paths of the three files of a pair, and of those beside it, final or not."""
 
     bin: Path
     seal: Path
     idx: Path
+    beside: Mapping[str, Path] = field(default_factory=dict)
+    """Files beside the pair by name; of final paths all that there may be."""
 
     @classmethod
     def of(cls, path_prefix: str) -> "PairFiles":
         """The final paths of a pair."""
-        return cls(Path(get_bin_path(path_prefix)), Path(get_seal_path(path_prefix)), Path(get_idx_path(path_prefix)))
+        beside = {name: Path(get_beside_path(path_prefix, name)) for name in BESIDE}
+        binary, seal, idx = (Path(path_of(path_prefix)) for path_of in (get_bin_path, get_seal_path, get_idx_path))
+        return cls(binary, seal, idx, beside)
 
     @property
     def pending(self) -> "PairFiles":
         """Paths of the complete files until they are renamed to these."""
-        return PairFiles(*(Path(f"{path}{_PENDING}") for path in (self.bin, self.seal, self.idx)))
+        beside = {name: Path(f"{path}{_PENDING}") for name, path in self.beside.items()}
+        binary, seal, idx = (Path(f"{path}{_PENDING}") for path in (self.bin, self.seal, self.idx))
+        return PairFiles(binary, seal, idx, beside)
 
 
 def is_pending_name(name: str) -> bool:
@@ -94,10 +103,12 @@ def commit_pair(partials: PairFiles, finals: PairFiles) -> None:
         # A writer that was killed after its commit has left pending files: they are the pair, and get their names
         # first. Otherwise they would be mixed with the files that follow.
         _finish(finals)
-        pending.idx.unlink(missing_ok=True)  # left by a writer that was interrupted before it committed
+        for path in (pending.idx, *pending.beside.values()):
+            path.unlink(missing_ok=True)  # left by a writer that was interrupted before it committed
         try:
-            # The `.idx` last: where it is pending, any process may take all three files for complete (`_finish`).
+            # The `.idx` last: where it is pending, any process may take all files for complete (`_finish`).
             for partial, path in (
+                *((partial, pending.beside[name]) for name, partial in partials.beside.items()),
                 (partials.bin, pending.bin),
                 (partials.seal, pending.seal),
                 (partials.idx, pending.idx),
@@ -107,6 +118,8 @@ def commit_pair(partials: PairFiles, finals: PairFiles) -> None:
             _flush_folders(finals)
             finals.idx.unlink(missing_ok=True)
             _finish(finals)
+            for name in finals.beside.keys() - partials.beside.keys():  # of an older pair: the seal does not name it
+                finals.beside[name].unlink(missing_ok=True)
         except BaseException:
             # Once the old `.idx` is gone there is no way back: other processes may be completing the pair. So an
             # interruption after that is completed, and one before it is undone.
@@ -152,7 +165,12 @@ def _finish(finals: PairFiles) -> bool:
     pending = finals.pending
     if finals.idx.exists() or not pending.idx.exists():
         return False
-    for path, final in ((pending.bin, finals.bin), (pending.seal, finals.seal), (pending.idx, finals.idx)):
+    for path, final in (
+        *((pending.beside[name], final) for name, final in finals.beside.items()),
+        (pending.bin, finals.bin),
+        (pending.seal, finals.seal),
+        (pending.idx, finals.idx),
+    ):
         if path.exists():  # else it already has its final name
             publish(path, final)
             path.unlink(missing_ok=True)  # renaming one of two links to the same file does nothing
@@ -164,7 +182,8 @@ def _undo(partials: PairFiles, finals: PairFiles) -> None:
     """Reverts pending files. Called only if nothing was committed, or if all files have their final names."""
     pending = finals.pending
     pending.idx.unlink(missing_ok=True)
-    pending.seal.unlink(missing_ok=True)
+    for path in (pending.seal, *pending.beside.values()):
+        path.unlink(missing_ok=True)
     if pending.bin.exists() and not partials.bin.exists():
         publish(pending.bin, partials.bin)
 

@@ -14,6 +14,7 @@ from trackbed.files import (
     CHUNK_BYTES,
     Checksum,
     FileSum,
+    checksum_file,
     clear_dead_partials,
     flush_to_disk,
     new_partial,
@@ -23,13 +24,15 @@ from trackbed.files import (
 )
 from trackbed.files.stores import is_address, parse_address
 from trackbed.tokens.content import PairContent
-from trackbed.tokens.paths import get_seal_path
+from trackbed.tokens.paths import BESIDE, get_beside_path, get_seal_path
 
 FORMAT: Final = "trackbed-seal"
 VERSION: Final = 1
 _MOST_BYTES: Final = 64 << 20
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
-_OPTIONAL: Final = ("made_by", "recipe", "counts")
+_RECIPE: Final = ("made_by", "recipe", "counts")
+_OPTIONAL: Final = (*_RECIPE, "beside")
+_BESIDE_NAME: Final = re.compile(r"[a-z]{1,16}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +51,8 @@ class Seal:
     """Everything that decides the bytes of a shard."""
     counts: dict[str, Any] | None = None
     """Counts of the records that a shard was made of."""
+    beside: dict[str, FileSum] | None = None
+    """Size and checksums of each file beside the pair, by its suffix without the dot; None if there are none."""
 
     def __post_init__(self) -> None:
         if self.chunk_bytes != CHUNK_BYTES:
@@ -59,6 +64,9 @@ class Seal:
             raise ValueError(
                 f"made_by must be 64 hexadecimal digits beside the objects recipe and counts, found {what}"
             )
+
+        if self.beside is not None and not (self.beside and all(map(_BESIDE_NAME.fullmatch, self.beside))):
+            raise ValueError(f"beside must have suffixes of small letters, found {str(list(self.beside))[:80]}")
 
     @classmethod
     def of(
@@ -92,6 +100,7 @@ def seal(path_prefix: str, *, progress: Callable[[int], None] | None = None, idx
         index=content.checksum_idx(progress),
     )
     new_seal = _with_recipe(new_seal, get_seal_path(path_prefix))
+    new_seal = replace(new_seal, beside=_sums_beside(path_prefix, progress) or None)
     if is_address(path_prefix):
         stores.put_bytes(parse_address(get_seal_path(path_prefix)), encode_seal(new_seal))
         return new_seal
@@ -107,6 +116,13 @@ def seal(path_prefix: str, *, progress: Callable[[int], None] | None = None, idx
     return new_seal
 
 
+def _sums_beside(path_prefix: str, progress: Callable[[int], None] | None) -> dict[str, FileSum]:
+    """Returns the sums of the files beside a pair on a disk."""
+    paths = {} if is_address(path_prefix) else {name: Path(get_beside_path(path_prefix, name)) for name in BESIDE}
+    found = {name: path for name, path in paths.items() if path.is_file()}
+    return {name: FileSum.of(checksum_file(path, progress=progress)) for name, path in found.items()}
+
+
 def _with_recipe(new_seal: Seal, path: str) -> Seal:
     """Returns a seal with what the old one says about how the pair was made, if its bytes are the same."""
     try:
@@ -115,7 +131,7 @@ def _with_recipe(new_seal: Seal, path: str) -> Seal:
         return new_seal
     if (old.bin, old.idx) != (new_seal.bin, new_seal.idx):
         return new_seal
-    return replace(new_seal, **{name: getattr(old, name) for name in _OPTIONAL})
+    return replace(new_seal, **{name: getattr(old, name) for name in _RECIPE})
 
 
 def write_seal(sealed: Seal, path: Path) -> None:
@@ -160,7 +176,9 @@ def parse_seal(raw: bytes, *, where: str) -> Seal:
         found = (fields.pop("format"), fields.pop("version"))
         if found != (FORMAT, VERSION):
             raise FormatError(f"{where}: the format and version must be {(FORMAT, VERSION)}, found {str(found)[:200]}")
-        files = {name: FileSum.from_json(fields.pop(name)) for name in ("bin", "idx")}
+        files: dict[str, Any] = {name: FileSum.from_json(fields.pop(name)) for name in ("bin", "idx")}
+        if (beside := fields.pop("beside", None)) is not None:
+            files["beside"] = {name: FileSum.from_json(one) for name, one in beside.items()}
         return Seal(**{**fields, **files})
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise FormatError(

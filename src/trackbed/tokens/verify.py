@@ -1,17 +1,19 @@
 """Verification of a pair: header, sizes and offsets, and every byte against its seal."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from trackbed.errors import FormatError
-from trackbed.files import Checksum, FileSum, drop_pages
+from trackbed.files import Checksum, FileSum, checksum_file, drop_pages
+from trackbed.files.stores import is_address
 from trackbed.plural import number_of
 from trackbed.tokens.content import PairContent
 from trackbed.tokens.format import SequenceIndex
-from trackbed.tokens.paths import get_idx_path, get_seal_path
+from trackbed.tokens.paths import BESIDE, get_beside_path, get_idx_path, get_seal_path
 from trackbed.tokens.seal import read_seal
 
 _STEP = 1 << 20  # sequences checked at a time, which bounds the memory of a check
@@ -89,7 +91,22 @@ def verify_content(
             raise FormatError(f"{get_idx_path(path_prefix)}: the seal says {field} {str(wanted)[:200]}, found {found}")
     _check_bytes(get_idx_path(path_prefix), sealed.idx, lambda: content.checksum_idx(progress), verified.idx_bytes)
     _check_bytes(content.bin_path, sealed.bin, lambda: content.checksum_bin(progress), verified.bin_bytes)
+    if not is_address(path_prefix):
+        _check_beside(path_prefix, sealed.beside or {}, progress)
     return verified
+
+
+def _check_beside(path_prefix: str, sealed: Mapping[str, FileSum], progress: Callable[[int], None] | None) -> None:
+    """Checks the files beside a pair against its seal."""
+    for name in {*sealed, *BESIDE}:
+        path = Path(get_beside_path(path_prefix, name))
+        if name in sealed:
+            size = path.stat().st_size
+            _check_bytes(str(path), sealed[name], partial(checksum_file, path, progress=progress), size)
+        elif path.exists():
+            raise FormatError(
+                f"{path}: the seal of the pair must name it, found none: remove it, or seal the pair again"
+            )
 
 
 def _check_sequences(index: SequenceIndex, path: str) -> int:

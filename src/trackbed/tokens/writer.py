@@ -7,6 +7,7 @@ import array
 import contextlib
 import operator
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -20,6 +21,7 @@ from trackbed.tokens.append_file import AppendFile
 from trackbed.tokens.commit import PairFiles, check_pair_name, commit_pair
 from trackbed.tokens.content import PairContent
 from trackbed.tokens.document_arrays import DocumentArrays, check_documents
+from trackbed.tokens.document_sources import SOURCES, DocumentSources, SourceColumns, check_sources
 from trackbed.tokens.dtype import DType
 from trackbed.tokens.encode import as_numbers, encode
 from trackbed.tokens.format import SequenceIndex
@@ -63,6 +65,8 @@ class IndexedDatasetBuilder:
         self.sequence_lengths = array.array("i")
         self.document_indices = array.array("q", [0])
         self.sequence_modes = array.array("b") if multimodal else None
+        self.sources: SourceColumns | None = None
+        """Sources of the documents, one for each when the pair is finalized; None to write none."""
         self._bin_path = Path(bin_path)
         self._where = str(bin_path)
         check_pair_name(self._where.removesuffix(get_bin_path("")))
@@ -235,8 +239,19 @@ class IndexedDatasetBuilder:
         with contextlib.closing(content.read_bin()) as pieces:
             for piece in pieces:
                 self._data.append(piece)
+        num_before = len(self.document_indices) - 1
         self._append_index(index)
+        self._append_sources(DocumentSources.open(path_prefix), num_before, len(self.document_indices) - 1)
         return content.bin_bytes
+
+    def _append_sources(self, found: DocumentSources | None, num_before: int, num_documents: int) -> None:
+        """Appends the sources of another pair, unknown ones where one of the two has none."""
+        if self.sources is None and found is not None:
+            self.sources = SourceColumns(num_before)
+        if self.sources is not None and found is not None:
+            self.sources.add(found.files, found.numbers, found.places)
+        elif self.sources is not None:
+            self.sources.add_unknown(num_documents - num_before)
 
     def finalize(self, idx_path: str) -> None:
         """Writes the index and publishes the pair, replacing an older one of that name. Closes the builder.
@@ -261,6 +276,8 @@ class IndexedDatasetBuilder:
             idx_path: path of the index file, ending in `.idx`.
             sign: returns the seal to write in place of the one given; None to write that.
         """
+        if self.sources is not None:
+            check_sources(self.sources, len(self.document_indices) - 1, where=self._where)
         final = Path(idx_path)
         prefix = str(final.with_suffix("")) if final.suffix == ".idx" else str(final)
         final_seal = Path(get_seal_path(prefix))
@@ -268,8 +285,10 @@ class IndexedDatasetBuilder:
         _check_targets(self._bin_path, final, final_seal)
         self._data.flush()
         self._data.close()
-        self._clear_dead_partials(final, final_seal)
+        finals = PairFiles(self._bin_path, final_seal, final, PairFiles.of(prefix).beside)
+        self._clear_dead_partials(final, final_seal, *finals.beside.values())
         partial_idx, partial_seal = new_partial(final), new_partial(final_seal)
+        beside = {} if self.sources is None else {SOURCES: new_partial(finals.beside[SOURCES])}
         try:
             lengths = np.frombuffer(self.sequence_lengths, dtype=np.int32)
             borders = np.frombuffer(self.document_indices, dtype=np.int64)
@@ -288,14 +307,19 @@ class IndexedDatasetBuilder:
                 data=self._data.checksum,
                 index=idx_checksum,
             )
+            if self.sources is not None:
+                seal = replace(seal, beside={SOURCES: FileSum.of(self.sources.write(beside[SOURCES]))})
             write_seal(seal if sign is None else sign(seal), partial_seal)
-            for path in (self._data.partial, partial_idx, partial_seal):
+            for path in (self._data.partial, partial_idx, partial_seal, *beside.values()):
                 flush_to_disk(path)
-            commit(
-                PairFiles(self._data.partial, partial_seal, partial_idx), PairFiles(self._bin_path, final_seal, final)
-            )
+            commit(PairFiles(self._data.partial, partial_seal, partial_idx, beside), finals)
         finally:
-            for path in (partial_idx, partial_seal, *(() if self._data.is_kept else (self._data.partial,))):
+            for path in (
+                partial_idx,
+                partial_seal,
+                *beside.values(),
+                *(() if self._data.is_kept else (self._data.partial,)),
+            ):
                 path.unlink(missing_ok=True)
 
     def keep(self, partial: Path) -> FileSum:

@@ -18,7 +18,7 @@ from trackbed.files.stores import Address, is_address, parse_address
 from trackbed.preprocess.shards.spec import made_by
 from trackbed.tokens import IndexedDatasetBuilder, get_bin_path, get_idx_path
 from trackbed.tokens.commit import PairFiles, locked_pair
-from trackbed.tokens.paths import get_seal_path
+from trackbed.tokens.paths import get_beside_path, get_seal_path
 from trackbed.tokens.seal import Seal, parse_seal, read_seal
 
 _MAX_SEAL_BYTES: Final = 16 << 20
@@ -110,7 +110,7 @@ class FolderShard:
         return _finished(
             self.wanted,
             read=lambda: read_seal(Path(get_seal_path(prefix))),
-            sizes=lambda: [_size_of(path(prefix)) for path in (get_bin_path, get_idx_path)],
+            sizes=lambda paths: list(map(_size_of, paths)),
         )
 
     def open_builder(self, dtype: str) -> IndexedDatasetBuilder:
@@ -137,7 +137,8 @@ class FolderShard:
             for path in (finals.seal, finals.idx):  # in this order: no seal beside files of another writer
                 path.unlink(missing_ok=True)
                 flush_to_disk(path.parent)
-            for partial, final in ((partials.bin, finals.bin), (partials.idx, finals.idx)):
+            named = [(partial, finals.beside[name]) for name, partial in partials.beside.items()]
+            for partial, final in (*named, (partials.bin, finals.bin), (partials.idx, finals.idx)):
                 publish(partial, final)
                 flush_to_disk(final.parent)
             # False on a file system without locks, where another worker was as fast: the caller looks at its seal.
@@ -183,6 +184,8 @@ class StoreShard:
             return
         for path in (get_seal_path, get_idx_path):  # in this order: no .idx beside a .bin of another writer
             stores.delete_object(self._address(path))
+        for name, partial in partials.beside.items():
+            stores.put_file(parse_address(get_beside_path(self.wanted.prefix, name)), partial)
         stores.put_file(self._address(get_bin_path), partials.bin)
         stores.put_file(self._address(get_idx_path), partials.idx)
         # If False, the caller looks at the seal that is there: another worker's, or our own after a lost answer.
@@ -209,10 +212,10 @@ class StoreShard:
         seal = self._address(get_seal_path)
         return parse_seal(stores.read_object(seal, most_bytes=_MAX_SEAL_BYTES)[1], where=seal.text)
 
-    def _sizes(self) -> list[int | None]:
-        """Returns the sizes of `.bin` and `.idx`; None for one that is missing."""
+    def _sizes(self, paths: list[str]) -> list[int | None]:
+        """Returns the sizes of objects; None for one that is missing."""
         sizes: list[int | None] = []
-        for stamp in stores.stamps_of_objects([self._address(get_bin_path), self._address(get_idx_path)]):
+        for stamp in stores.stamps_of_objects(list(map(parse_address, paths))):
             if isinstance(stamp, Exception) and not isinstance(stamp, FileNotFoundError):
                 raise stamp
             sizes.append(None if isinstance(stamp, Exception) else stamp.size_bytes)
@@ -223,14 +226,14 @@ class StoreShard:
 
 
 def _finished(
-    requirements: ShardRequirements, *, read: Callable[[], Seal], sizes: Callable[[], list[int | None]]
+    requirements: ShardRequirements, *, read: Callable[[], Seal], sizes: Callable[[list[str]], list[int | None]]
 ) -> Seal | None:
     """Returns the seal of a finished shard; see `Shard.find`.
 
     Args:
         requirements: how it must have been made.
         read: returns its seal.
-        sizes: returns the sizes of its `.bin` and `.idx`; None for one that is missing.
+        sizes: returns the sizes of files; None for one that is missing.
     """
     try:
         seal = read()
@@ -242,7 +245,10 @@ def _finished(
         raise
     if not requirements.accept(seal):
         return None
-    return seal if sizes() == [seal.bin.size_bytes, seal.idx.size_bytes] else None
+    prefix, beside = requirements.prefix, seal.beside or {}
+    wanted = {get_bin_path(prefix): seal.bin, get_idx_path(prefix): seal.idx}
+    wanted |= {get_beside_path(prefix, name): found for name, found in beside.items()}
+    return seal if sizes(list(wanted)) == [found.size_bytes for found in wanted.values()] else None
 
 
 def _still_there(shard: Shard) -> Seal:
