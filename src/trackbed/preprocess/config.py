@@ -127,6 +127,8 @@ class PreprocessConfig:
     """Stored bytes of input in each shard, at least 1; None to write one pair for each key."""
     engine: EngineName = "local"
     """Engine that makes the shards: processes of this host, or Ray. Does not affect the output."""
+    keep_sources: bool = False
+    """If True, writes `<prefix>.src` beside each pair: the input file of each document, and its place there."""
     overwrite: bool = False
     """If True, shards that were made in another way are replaced; if False, they are an error."""
 

@@ -140,7 +140,7 @@ UNFINISHED_SUFFIX: Final = ".unfinished"
 
 RECORD_NAME: Final = "record.json"
 LOCK_NAME: Final = "lock"
-_SAVED: Final = re.compile(r"\d+\.(bin|lengths|counts|modes)")
+_SAVED: Final = re.compile(r"\d+\.(bin|lengths|counts|modes|places|files)")
 _BIN, _IDX, _SEAL = get_bin_path(""), get_idx_path(""), get_seal_path("")
 _BESIDE = tuple(get_beside_path("", name) for name in BESIDE)
 

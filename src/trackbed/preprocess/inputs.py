@@ -345,6 +345,8 @@ class TextBlock(InputSegment):
     """Whole lines of a compressed file, or all of its text. `[start, stop)` are the compressed bytes that it covers."""
 
     text: bytes
+    first_byte: int = 0
+    """Place of the text in that of the whole file."""
 
     @property
     def text_bytes(self) -> int:
@@ -370,6 +372,8 @@ class RowGroup(InputSegment):
     """Index of the row group in its file."""
     uncompressed_bytes: int
     """Uncompressed size of all columns of the group."""
+    first_row: int = 0
+    """Rows of the file before the group."""
 
     @property
     def text_bytes(self) -> int:

@@ -135,11 +135,12 @@ def read_blocks(file: InputFile, block_bytes: int, *, max_line_bytes: int) -> It
         for data in _decompressed(file, raw):
             for text in lines.split(data, block_bytes):
                 stop = raw.tell()
-                yield LongRecord(file, start, stop) if text is None else TextBlock(file, start, stop, text)
+                block = None if text is None else TextBlock(file, start, stop, text, lines.first_byte)
+                yield LongRecord(file, start, stop) if block is None else block
                 start = stop
         rest = lines.rest()
         if rest or start < file.size_bytes:
-            yield TextBlock(file, start, file.size_bytes, rest)
+            yield TextBlock(file, start, file.size_bytes, rest, lines.first_byte)
 
 
 def read_whole(file: InputFile, *, max_bytes: int) -> TextBlock | LongRecord:
@@ -170,6 +171,12 @@ class _LineBuffer:
         self._open_bytes = 0
         self._is_long = False
         """True inside a line that is too long, whose data is dropped."""
+        self.first_byte = 0
+        """Place of the last returned block in the text of the file."""
+        self._first = 0
+        """Place of the lines that wait."""
+        self._end = 0
+        """Place behind all lines that were taken or dropped."""
 
     def split(self, data: bytes, block_bytes: int) -> Iterator[bytes | None]:
         """Adds data. Yields blocks of whole lines, and None for each line that is too long."""
@@ -180,10 +187,12 @@ class _LineBuffer:
             return
         if self._is_long:
             self._is_long = False
+            self._end += first
         else:
             yield from self._extend(data[: first - 1])
             if self._is_long:
                 self._is_long = False
+                self._end += 1
             else:
                 self._take([*self._open, b"\n"])
         self._open, self._open_bytes = [], 0
@@ -201,13 +210,16 @@ class _LineBuffer:
     def _extend(self, data: bytes) -> Iterator[bytes | None]:
         """Adds data to the incomplete line."""
         if self._is_long:
+            self._end += len(data)
             return
         self._open.append(data)
         self._open_bytes += len(data)
         if self._open_bytes > self._max:
+            dropped = self._open_bytes
             self._open, self._open_bytes, self._is_long = [], 0, True
             if self._lines_bytes:
                 yield self._flush()
+            self._end += dropped
             yield None
 
     def _whole_lines(self, text: bytes) -> Iterator[bytes | None]:
@@ -218,6 +230,7 @@ class _LineBuffer:
             if stop - 1 - start > self._max:
                 if self._lines_bytes:
                     yield self._flush()
+                self._end += stop - start
                 yield None
             else:
                 self._take([text[start:stop]])
@@ -225,12 +238,16 @@ class _LineBuffer:
         self._take([text[start:]])
 
     def _take(self, parts: list[bytes]) -> None:
+        if not self._lines_bytes:
+            self._first = self._end
         self._lines += parts
-        self._lines_bytes += sum(map(len, parts))
+        added = sum(map(len, parts))
+        self._lines_bytes += added
+        self._end += added
 
     def _flush(self) -> bytes:
         text = b"".join(self._lines)
-        self._lines, self._lines_bytes = [], 0
+        self._lines, self._lines_bytes, self.first_byte = [], 0, self._first
         return text
 
 

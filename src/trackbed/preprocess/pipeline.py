@@ -19,6 +19,7 @@ from trackbed.preprocess.open_input import chunk_bytes_of
 from trackbed.preprocess.report import Report, Tally, check_inputs, check_outputs, make_output_folder
 from trackbed.preprocess.resume import UnfinishedFolder, decisions
 from trackbed.preprocess.shards.run import preprocess_shards
+from trackbed.preprocess.sources import SOURCE_ARRAYS, add_sources, keep_sources
 from trackbed.preprocess.splitter import SentenceSplitter
 from trackbed.preprocess.tokenise_chunk import BatchTokenizer, ChunkTokenizer, TokenisedChunk
 from trackbed.preprocess.worker_pool import map_in_order
@@ -103,6 +104,7 @@ def preprocess(
         splitter=splitter,
         drop_record=config.drop_record,
         images=None if config.images is None else ImageFolder.open(config.images, max_bytes=config.max_record_bytes),
+        keeps_sources=config.keep_sources,
     )
     make_output_folder(config.output)
     prefixes = _prefixes(config, splitter)
@@ -111,6 +113,7 @@ def preprocess(
     folder = UnfinishedFolder(config, decisions(config, files, work), array_names=_array_names(config, splitter))
     with contextlib.closing(folder) as unfinished:
         with _builders(config, prefixes, dtype, unfinished) as builders:
+            keep_sources(builders, files if config.keep_sources else None)
             saved = unfinished.saved
             if saved is not None:
                 tally.restore(saved.counts)
@@ -124,6 +127,7 @@ def preprocess(
                     for builder, found in zip(builders, result.keys, strict=True):
                         modes = None if config.images is None else image_modes(len(found.counts))
                         builder.add_documents(found.tokens, found.lengths, counts=found.counts, modes=modes)
+                        add_sources(builder, chunk, found)
                     if unfinished.after_chunk(_read_bytes(config, chunk, result), builders, tally):
                         report_save(unfinished.kept_bytes, tally.input_bytes)
                     report_progress(tally.done_bytes, tally.input_bytes)
@@ -154,9 +158,10 @@ def _prefixes(config: PreprocessConfig, splitter: SentenceSplitter | None) -> li
 
 
 def _array_names(config: PreprocessConfig, splitter: SentenceSplitter | None) -> tuple[str, ...]:
+    names: tuple[str, ...] = ("lengths",) if splitter is None else ("lengths", "counts")
     if config.images is not None:
-        return ("lengths", "counts", "modes")
-    return ("lengths",) if splitter is None else ("lengths", "counts")
+        names = ("lengths", "counts", "modes")
+    return (*names, *SOURCE_ARRAYS) if config.keep_sources else names
 
 
 def _chunk_bytes(config: PreprocessConfig, files: Sequence[InputFile]) -> int:

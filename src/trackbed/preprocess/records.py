@@ -8,7 +8,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, BinaryIO, Final
 
 import orjson
@@ -47,6 +47,8 @@ class TextRecord:
     """Line in its segment, from 0."""
     texts: tuple[str, ...]
     """One text per key."""
+    place: int = field(default=0, compare=False)
+    """First byte of the record in the unpacked text of its file, or its row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +76,11 @@ def read_segment(
         return
     if isinstance(segment, RowGroup):
         for number, values in enumerate(read_columns(segment, keys, max_cell_bytes=max_record_bytes)):
-            yield _as_record(number, keys, values)
+            found = _as_record(number, keys, values)
+            yield replace(found, place=segment.first_row + number) if isinstance(found, TextRecord) else found
         return
     may_be_array = segment.start == 0
-    for number, line in enumerate(read_lines(segment, max_bytes=max_record_bytes)):
+    for number, (place, line) in enumerate(_placed_lines(segment, max_bytes=max_record_bytes)):
         if line is None:
             may_be_array = False
             yield BadRecord(number, f"a line must have at most {max_record_bytes:,} bytes, found more")
@@ -88,7 +91,7 @@ def read_segment(
         try:
             if number == 0 and segment.start == 0:
                 _check_beginning(line)
-            record: TextRecord | BadRecord = TextRecord(number, parse_record(line, keys))
+            record: TextRecord | BadRecord = TextRecord(number, parse_record(line, keys), place)
         except RecordError as error:
             is_array = may_be_array and line.lstrip().startswith(b"[")
             record = BadRecord(number, _why_no_array(segment) if is_array else str(error))
@@ -103,33 +106,45 @@ def read_lines(segment: InputSegment, *, max_bytes: int) -> Iterator[bytes | Non
         segment: segment of a file of lines.
         max_bytes: maximum size of a line without its end, at least 1.
     """
+    for _, line in _placed_lines(segment, max_bytes=max_bytes):
+        yield line
+
+
+def _placed_lines(segment: InputSegment, *, max_bytes: int) -> Iterator[tuple[int, bytes | None]]:
+    """Does the same as `read_lines`, with the first byte of each line in the text of the file; 0 if it is unknown."""
     if isinstance(segment, LongRecord):
-        yield None
+        yield 0, None
         return
-    text, is_whole = (segment.text, True) if isinstance(segment, TextBlock) else _read_range(segment, max_bytes)
+    if isinstance(segment, TextBlock):
+        text, is_whole, first = segment.text, True, segment.first_byte
+    else:
+        text, is_whole, first = _read_range(segment, max_bytes)
     start = 0
     while start < len(text):
         stop = text.find(b"\n", start) + 1 or len(text)
         is_last = stop == len(text)
         size = stop - start - text.endswith(b"\n", start, stop)
-        yield None if size > max_bytes or (is_last and not is_whole) else text[start:stop]
+        yield first + start, None if size > max_bytes or (is_last and not is_whole) else text[start:stop]
         start = stop
 
 
-def _read_range(segment: InputSegment, max_line_bytes: int) -> tuple[bytes, bool]:
-    """Reads the lines that start inside a segment; the flag is False if the last one is too long, and so incomplete."""
+def _read_range(segment: InputSegment, max_line_bytes: int) -> tuple[bytes, bool, int]:
+    """Reads the lines that start inside a segment, and returns the first byte of the first one.
+
+    The flag is False if the last one is too long, and so incomplete.
+    """
     with open_input(segment.file) as file:
         # A line starts after a line end. Searching no further than the end of the segment keeps the segments
         # inside one very long line from each reading the rest of that line.
         before = min(segment.start, 1)
         file.seek(segment.start - before)
         text = _read_exactly(file, segment.stop - segment.start + before)
-        if before:
-            text = text[text.find(b"\n") + 1 or len(text) :]
+        skipped = (text.find(b"\n") + 1 or len(text)) if before else 0
+        text, first = text[skipped:], segment.start - before + skipped
         if text.endswith(b"\n") or not text:
-            return text, True
+            return text, True, first
         rest = _rest_of_line(file, max_line_bytes - (len(text) - text.rfind(b"\n") - 1))
-        return (text, False) if rest is None else (text + rest, True)
+        return (text, False, first) if rest is None else (text + rest, True, first)
 
 
 def _read_exactly(file: BinaryIO, size_bytes: int) -> bytes:

@@ -27,9 +27,11 @@ from trackbed.preprocess.config import PreprocessConfig
 from trackbed.preprocess.find_inputs import LOCK_NAME, RECORD_NAME, UNFINISHED_SUFFIX, is_saved_name
 from trackbed.preprocess.inputs import InputFile
 from trackbed.preprocess.report import Tally
+from trackbed.preprocess.sources import SOURCE_ARRAYS
 from trackbed.preprocess.tokenise_chunk import ChunkTokenizer
 from trackbed.tokens import IndexedDatasetBuilder
 from trackbed.tokens.commit import PairFiles
+from trackbed.tokens.document_sources import SourceColumns
 from trackbed.version import __version__
 
 FORMAT: Final = "trackbed-unfinished"
@@ -38,8 +40,11 @@ _DTYPES: Final[dict[str, np.dtype[Any]]] = {
     "lengths": np.dtype("<i4"),
     "counts": np.dtype("<i4"),
     "modes": np.dtype("i1"),
+    "places": np.dtype("<i8"),
+    "files": np.dtype("<u4"),
 }
-"""Dtype of each array: `[N]` tokens in each sequence, `[D]` sequences in each document, `[N]` modes."""
+"""Dtype of each array: `[N]` tokens in each sequence, `[D]` sequences in each document, `[N]` modes; `[D]` places of
+records and numbers of their files in the list of inputs, where sources are kept."""
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +71,7 @@ def decisions(config: PreprocessConfig, files: Sequence[InputFile], work: ChunkT
         "images": None if images is None else [str(images.root), images.config.key, images.config.pad_length],
         "chunk_bytes": config.chunk_bytes,
         "max_record_bytes": config.max_record_bytes,
+        **({"keep_sources": True} if config.keep_sources else {}),
     }
 
 
@@ -244,8 +250,16 @@ class UnfinishedFolder:
             # A link and no rename: killed after a rename, this run would leave a pair without its tokens.
             os.link(pending if pending.exists() else bin_path, partial)
         arrays = {name: self._read_array(number, name, saved) for name in self._array_names}
+        sources = [arrays.pop(name) for name in SOURCE_ARRAYS if name in arrays]
         written = saved.tokens[number]
-        return IndexedDatasetBuilder.reopen(bin_path, dtype, partial=partial, written=written, **arrays)
+        builder = IndexedDatasetBuilder.reopen(bin_path, dtype, partial=partial, written=written, **arrays)
+        if sources:
+            places, files = sources
+            builder.sources = SourceColumns()
+            # The names of the files follow: they are those of the inputs, which are the same.
+            builder.sources.places.frombytes(places.tobytes())
+            builder.sources.numbers.frombytes(files.tobytes())
+        return builder
 
     def _read_array(self, number: int, name: str, saved: SavedRun) -> npt.NDArray[Any]:
         path, wanted = self._array_path(number, name), saved.arrays[number][name]
@@ -304,6 +318,9 @@ def _array_of(builder: IndexedDatasetBuilder, name: str, start: int) -> npt.NDAr
     """Returns the numbers of an array from `start` on."""
     if builder.sequence_modes is not None and name == "modes":
         return np.array(builder.sequence_modes[start:], dtype=np.int8)
+    if builder.sources is not None and name in SOURCE_ARRAYS:
+        numbers = builder.sources.places if name == "places" else builder.sources.numbers
+        return np.array(numbers[start:], dtype=_DTYPES[name])
     if name == "counts":
         return np.diff(np.array(builder.document_indices[start:], dtype=np.int64))
     return np.array(builder.sequence_lengths[start:], dtype=np.int32)

@@ -36,10 +36,11 @@ def read_row_groups(file: InputFile) -> Iterator[RowGroup]:
     with _opened(file) as found:
         groups = [found.metadata.row_group(number) for number in range(found.metadata.num_row_groups)]
     sizes = [group.total_byte_size for group in groups]
+    first_rows = accumulate((group.num_rows for group in groups), initial=0)
     total = max(1, sum(sizes))
     ends = [end * file.size_bytes // total for end in accumulate(sizes, initial=0)]
-    for number, (start, stop) in enumerate(pairwise(ends)):
-        yield RowGroup(file, start, stop, number, sizes[number])
+    for number, ((start, stop), first_row) in enumerate(zip(pairwise(ends), first_rows, strict=False)):
+        yield RowGroup(file, start, stop, number, sizes[number], first_row)
 
 
 def read_columns(segment: RowGroup, names: Sequence[str], *, max_cell_bytes: int) -> Iterator[tuple[Any, ...]]:

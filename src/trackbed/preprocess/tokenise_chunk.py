@@ -125,6 +125,10 @@ class KeyTokens:
     """Number of unknown tokens; None if the tokenizer has none."""
     empty: int = 0
     """Number of texts without tokens that become a sequence without text."""
+    segments: npt.NDArray[np.int64] | None = None
+    """`[D]` number of each document's segment in the chunk; None if sources are not kept."""
+    places: npt.NDArray[np.int64] | None = None
+    """`[D]` place of each document's record, see `TextRecord`; None if sources are not kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,16 +174,24 @@ class ChunkTokenizer:
     becomes a sequence without text. With one key, it becomes no document."""
     images: ImageFolder | None = None
     """Images that become the second sequence of each document; None for texts alone."""
+    keeps_sources: bool = False
+    """True to return the segment and the place of each document."""
     part_chars: int = PART_CHARS
     """Maximum length of a text that is tokenised as a whole."""
 
     def __call__(self, chunk: InputChunk) -> TokenisedChunk:
         """Tokenises a chunk on one core."""
-        columns = [_Column(self.dtype, self.unknown_id, keeps_empty=len(self.keys) > 1) for _ in self.keys]
+        keeps_empty, keeps_sources = len(self.keys) > 1, self.keeps_sources
+        columns = [
+            _Column(self.dtype, self.unknown_id, keeps_empty=keeps_empty, keeps_sources=keeps_sources)
+            for _ in self.keys
+        ]
         keys = self.keys if self.images is None else (*self.keys, self.images.config.key)
         segments = []
         with one_core():
-            for segment in chunk.segments:
+            for number, segment in enumerate(chunk.segments):
+                for column in columns:
+                    column.segment = number
                 found = read_segment(segment, keys=keys, max_record_bytes=self.max_record_bytes)
                 segments.append(self._tokenise(found, columns))
                 if segments[-1].bad and not self.skip_bad:
@@ -219,7 +231,7 @@ class ChunkTokenizer:
             # Tokenizers raise any exception, without naming the text, so each text is retried alone below.
             with contextlib.suppress(Exception), panics_as_errors():
                 found = [self._encode_documents(column) for column in texts]
-                self._add(found, columns)
+                self._add(found, columns, [record.place for record in batch])
                 return []
         return self._append_each(batch, columns)
 
@@ -239,19 +251,20 @@ class ChunkTokenizer:
             except RecordError as error:
                 bad.append(BadRecord(record.line, str(error)))
                 continue
-            self._add(documents, columns)
+            self._add(documents, columns, [record.place])
         return bad
 
-    def _add(self, keys: Sequence[Documents], columns: "list[_Column]") -> None:
+    def _add(self, keys: Sequence[Documents], columns: "list[_Column]", places: Sequence[int]) -> None:
         """Adds the documents of each key to its column."""
+        kept = np.array(places, dtype=np.int64)
         if self.drop_record:
             is_left_out = np.logical_or.reduce([without_tokens(documents) for documents in keys])
             if is_left_out.any():
-                keys = leave_out(keys, is_left_out)
+                keys, kept = leave_out(keys, is_left_out), kept[~is_left_out]
                 for column in columns:
                     column.dropped += int(np.count_nonzero(is_left_out))
         for column, documents in zip(columns, keys, strict=True):
-            column.add(*documents, self.eod)
+            column.add(*documents, self.eod, kept)
 
     def _append_with_images(self, batch: list[TextRecord], column: "_Column", images: ImageFolder) -> list[BadRecord]:
         """Appends documents of a text and an image."""
@@ -264,7 +277,7 @@ class ChunkTokenizer:
             except RecordError as error:
                 bad.append(BadRecord(record.line, str(error)))
                 continue
-            column.add_pair(fit_text(tokens, pad_length=images.config.pad_length, eod=self.eod), image)
+            column.add_pair(fit_text(tokens, pad_length=images.config.pad_length, eod=self.eod), image, record.place)
         return bad
 
     def _encode_documents(self, texts: list[str]) -> Documents:
@@ -351,6 +364,11 @@ class _Column:
     dtype: np.dtype[Any]
     unknown_id: int | None
     keeps_empty: bool = False
+    keeps_sources: bool = False
+    segment: int = 0
+    """Number of the segment of the documents that follow."""
+    segments: list[Counts] = field(default_factory=list)
+    places: list[Counts] = field(default_factory=list)
     parts: list[Ids] = field(default_factory=list)
     lengths: list[Counts] = field(default_factory=list)
     counts: list[Counts] = field(default_factory=list)
@@ -358,7 +376,7 @@ class _Column:
     unknown: int = 0
     empty: int = 0
 
-    def add(self, tokens: Ids, lengths: Counts, counts: Counts, eod: int | None) -> None:
+    def add(self, tokens: Ids, lengths: Counts, counts: Counts, eod: int | None, places: Counts) -> None:
         """Appends documents, each followed by `eod`, without sequences that have no tokens."""
         if self.unknown_id is not None:
             self.unknown += int(np.count_nonzero(tokens == self.unknown_id))
@@ -372,7 +390,7 @@ class _Column:
                 lengths, counts = fill_empty(lengths, counts)
             else:
                 self.dropped += num_empty
-                counts = counts[counts > 0]
+                counts, places = counts[counts > 0], places[counts > 0]
         if eod is not None:
             last = np.cumsum(counts, dtype=np.int64) - 1
             tokens = _with_ends(tokens, np.cumsum(lengths, dtype=np.int64)[last], eod)
@@ -381,9 +399,16 @@ class _Column:
         self.parts.append(tokens)
         self.lengths.append(lengths)
         self.counts.append(counts)
+        self._add_sources(places)
 
-    def add_pair(self, text: Ids, image: Ids) -> None:
+    def _add_sources(self, places: Counts) -> None:
+        if self.keeps_sources:
+            self.places.append(places)
+            self.segments.append(np.full(len(places), self.segment, dtype=np.int64))
+
+    def add_pair(self, text: Ids, image: Ids, place: int) -> None:
         """Appends a document of two sequences, either of which may be empty."""
+        self._add_sources(np.array([place], dtype=np.int64))
         self.parts += [text, image]
         self.lengths.append(np.array([len(text), len(image)], dtype=np.int64))
         self.counts.append(np.array([2], dtype=np.int64))
@@ -393,7 +418,10 @@ class _Column:
         nothing = np.empty(0, dtype=np.int64)
         lengths, counts = (np.concatenate([nothing, *numbers]) for numbers in (self.lengths, self.counts))
         unknown = None if self.unknown_id is None else self.unknown
-        return KeyTokens(tokens, lengths, counts, self.dropped, unknown, self.empty)
+        segments, places = (
+            np.concatenate([nothing, *found]) if self.keeps_sources else None for found in (self.segments, self.places)
+        )
+        return KeyTokens(tokens, lengths, counts, self.dropped, unknown, self.empty, segments, places)
 
 
 def _with_ends(tokens: Ids, ends: Counts, eod: int) -> Ids:

@@ -176,6 +176,7 @@ def _spec(
         max_record_bytes=config.max_record_bytes,
         chunk_bytes=config.chunk_bytes,
         overwrite=config.overwrite,
+        keep_sources=config.keep_sources,
         tokenizer=tokenizer if opened_as is None else replace(opened_as, name=absolute_name(opened_as.name)),
         tokenizer_fingerprint=_fingerprint_of(tokenizer, "tokenizer"),
         dtype=DType.optimal_dtype(tokenizer.vocab_size).__name__,

@@ -49,6 +49,8 @@ class ShardSpec:
     """Fingerprint of the splitter; empty without one."""
     trackbed: str
     """Version of Trackbed on the driver."""
+    keep_sources: bool = False
+    """True to write the sources of the documents beside each pair."""
     probe: Probe | None
     """None if the output is not on a disk."""
 
@@ -107,6 +109,7 @@ def recipe_of(spec: ShardSpec, task: ShardTask) -> dict[str, Any]:
         "dtype": spec.dtype,
         "eod": spec.eod,
         "max_record_bytes": spec.max_record_bytes,
+        **({"keep_sources": True} if spec.keep_sources else {}),
         "shard_bytes": spec.shard_bytes,
         "shard": [task.shard, spec.num_shards],
         "input_names": _digest((file.name, file.format.value, file.compression.value) for file in files),

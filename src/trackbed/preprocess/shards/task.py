@@ -26,6 +26,7 @@ from trackbed.preprocess.records import LineCounter, count_lines_before
 from trackbed.preprocess.report import BAD_SHOWN
 from trackbed.preprocess.shards.shard_files import Shard, ShardRequirements, open_shard
 from trackbed.preprocess.shards.spec import ShardSpec, ShardTask, made_by, recipe_of
+from trackbed.preprocess.sources import add_sources, keep_sources
 from trackbed.preprocess.tokenise_chunk import ChunkTokenizer, TokenisedChunk
 from trackbed.tokens import IndexedDatasetBuilder
 from trackbed.tokens.paths import get_seal_path
@@ -154,6 +155,7 @@ class ShardWorker:
         has_unknown = tokenise.unknown_id is not None
         counts = ShardCounts(task.segments, len(spec.json_keys), spec.skip_bad, has_unknown)
         with _builders(shards, spec.dtype) as builders:
+            keep_sources(builders, [segment.file for segment in task.segments] if spec.keep_sources else None)
             chunk_bytes = chunk_bytes_of((segment.file for segment in task.segments), spec.chunk_bytes)
             chunks = plan_segment_chunks(task.segments, chunk_bytes=chunk_bytes, max_record_bytes=spec.max_record_bytes)
             for chunk in chunks:
@@ -161,6 +163,7 @@ class ShardWorker:
                 counts.add(chunk, result)
                 for builder, found in zip(builders, result.keys, strict=True):
                     builder.add_documents(found.tokens, found.lengths, counts=found.counts)
+                    add_sources(builder, chunk, found)
             for segment in task.segments:
                 _check_unchanged(segment.file)
             return tuple(
@@ -228,6 +231,7 @@ class ShardWorker:
             skip_bad=spec.skip_bad,
             max_record_bytes=spec.max_record_bytes,
             splitter=spec.splitter,
+            keeps_sources=spec.keep_sources,
         )
 
 
