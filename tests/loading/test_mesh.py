@@ -34,7 +34,7 @@ def test_parts_are_those_of_megatron_core_and_together_the_batch(batch_size, par
         theirs = {name: tensor for name, tensor in batch.items() if name != "dataset_id"}
         place = {"get_context_parallel_world_size": lambda: size, "get_context_parallel_rank": lambda rank=rank: rank}
         with patch.multiple(utils.parallel_state, **place):
-            expected = utils.get_batch_on_this_cp_rank(theirs)
+            expected = utils.get_batch_on_this_cp_rank(theirs, **options)
         assert own.keys() == batch.keys()
         assert all(torch.equal(own[name], expected[name]) for name in expected), rank
         assert own["dataset_id"] is batch["dataset_id"]
