@@ -75,6 +75,7 @@ def test_help_lists_the_commands_under_headings(run):
         ],
         "Blends and their indices": ["blend", "build", "show", "cache"],
         "Checkpoints": ["ckpt"],
+        "Training runs": ["report"],
     }
     assert sorted(sum(listed.values(), [])) == sorted(trackbed.commands)
     columns = {re.match(r"  \S+ +", line).end() for section in sections for line in section.splitlines()[1:]}
