@@ -76,6 +76,10 @@ void permute(std::uint64_t size, std::uint64_t key, Array<const std::int64_t> po
                     static_cast<trackbed::Isa>(level), num_threads, poll);
 }
 
+std::uint64_t find_position(std::uint64_t size, std::uint64_t key, std::uint64_t image) {
+  return trackbed::find_position(trackbed::make_permutation(size, key), image);
+}
+
 void permute_blocks(std::uint64_t size, std::uint64_t key, std::uint64_t block, std::uint64_t window,
                     Array<const std::int64_t> positions, Array<std::int64_t> images, int level, int num_threads,
                     nb::handle callback) {
@@ -435,6 +439,7 @@ NB_MODULE(_native, m) {
   m.def("pair_lengths", &pair_lengths, nb::arg(), nb::arg(), nb::arg(), poll);
   m.def("cut_pairs", &cut_pairs, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), poll);
   m.def("permute", &permute, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), poll);
+  m.def("find_position", &find_position);
   m.def("permute_blocks", &permute_blocks, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
         nb::arg(), poll);
   m.attr("PERMUTATION_VERSION") = trackbed::kPermutationVersion;

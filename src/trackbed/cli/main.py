@@ -27,12 +27,13 @@ from trackbed.cli.seal import seal
 from trackbed.cli.show import show
 from trackbed.cli.train_tokenizer import train_tokenizer
 from trackbed.cli.verify import verify
+from trackbed.cli.where import where
 from trackbed.daemon_threads import exit_at_once, exit_if_busy
 from trackbed.version import __version__
 
 _SECTIONS: Final = {
     "Token files (pairs of .bin and .idx)": (preprocess, train_tokenizer, merge, inspect, verify, seal, finish),
-    "Blends and their indices": (blend, build, show, cache),
+    "Blends and their indices": (blend, build, show, where, cache),
     "Checkpoints": (ckpt,),
     "Training runs": (report,),
 }

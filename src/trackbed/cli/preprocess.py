@@ -97,9 +97,7 @@ _NO_END: Final = "trackbed: documents end without an end-of-document token; give
     help="Make the shards in processes of this host, or on the cluster of RAY_ADDRESS; ray needs "
     "pip install '.[ray]', and inputs, tokenizer and PREFIX that every host has at the same path or address.",
 )
-@click.option(
-    "--keep-sources", is_flag=True, help="Write PREFIX.src beside each pair: where each document comes from."
-)
+@click.option("--keep-sources", is_flag=True, help="Write PREFIX.src beside each pair: where each document comes from.")
 @click.option("--overwrite", is_flag=True, help="Replace shards that were made of other inputs or options.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, with the names of all files read and left out.")
 def preprocess(

@@ -12,6 +12,7 @@ from trackbed.errors import ArgumentError, FormatError
 from trackbed.plural import number_of
 
 if TYPE_CHECKING:
+    from trackbed.cli.source_places import SourcePlace
     from trackbed.loading import Provenance
 
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     help="Part of the blend that the position counts in.",
 )  # fmt: skip
 @click.option("--cache", metavar="FOLDER", help="Folder of the indices, instead of the file's `cache`.")
+@click.option("--lines", is_flag=True, help="Count the line of each source, which reads its file up to there.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @idx_cache_option
 def show(
@@ -42,12 +44,14 @@ def show(
     rank: int | None,
     split: str,
     cache: str | None,
+    lines: bool,
     as_json: bool,
     idx_cache: str | None,
 ) -> None:
     """Show the contents of a sample of a blend, or of a step of a run: the documents, and their text.
 
-    {-Marked-} text is excluded from the loss. Missing indices are built.
+    {-Marked-} text is excluded from the loss. Missing indices are built. Of pairs that were made with --keep-sources,
+    each document has its input file and place.
     """
     if run is not None and (path is not None or sample is not None or split != "train"):
         raise click.UsageError("--run excludes BLEND.toml, --sample and --split")
@@ -58,6 +62,7 @@ def show(
     from trackbed.blends import measure_blend, plan_blend, read_blend_file
     from trackbed.builder import BlendedMegatronDatasetBuilder
     from trackbed.cli.show_step import find_step
+    from trackbed.cli.source_places import Sources
     from trackbed.loading import provenance
 
     if run is not None and step is not None:
@@ -76,13 +81,14 @@ def show(
         if not -len(dataset) <= position < len(dataset):
             place = f"[-{len(dataset)}, {len(dataset)}), the samples of {split}"
             raise ArgumentError(f"{file.path}: --sample must be in {place}, found {position}")
-    every = []
+    every, sources = [], Sources(counts_lines=lines)
     for position in positions:
         found = provenance(dataset, position)
         texts = _texts(found, dataset[position], config.tokenizer)
+        places = [sources.of(origin.prefix, origin.document) for origin in found.origins]
         if not as_json:
-            _draw(found, texts, len(dataset), split)
-        every.append(_fields(found, texts))
+            _draw(found, texts, places, len(dataset), split)
+        every.append(_fields(found, texts, places))
     if as_json:
         click.echo(json_text({"step": step, "samples": every} if run is not None else every[0]))
 
@@ -117,16 +123,26 @@ def _decode(ids: list[int], tokenizer: Any) -> str:
         raise FormatError(f"the tokenizer must decode the tokens {ids[:8]} ..., found an error: {error}") from error
 
 
-def _fields(found: "Provenance", texts: list[list[tuple[str, bool]]]) -> dict[str, Any]:
+def _fields(
+    found: "Provenance", texts: list[list[tuple[str, bool]]], places: list["SourcePlace | None"]
+) -> dict[str, Any]:
     from dataclasses import asdict
 
     fields = asdict(found)
-    for origin, runs in zip(fields["origins"], texts, strict=True):
+    for origin, runs, place in zip(fields["origins"], texts, places, strict=True):
         origin["text"] = [{"text": text, "counts": does_count} for text, does_count in runs]
+        if place is not None:
+            origin["source"] = {name: value for name, value in asdict(place).items() if value is not None}
     return fields
 
 
-def _draw(provenance: "Provenance", texts: list[list[tuple[str, bool]]], num_samples: int, split: str) -> None:
+def _draw(
+    provenance: "Provenance",
+    texts: list[list[tuple[str, bool]]],
+    places: list["SourcePlace | None"],
+    num_samples: int,
+    split: str,
+) -> None:
     from rich.console import Console
     from rich.text import Text
 
@@ -138,9 +154,11 @@ def _draw(provenance: "Provenance", texts: list[list[tuple[str, bool]]], num_sam
         f"sample {provenance.position:,} of {num_samples:,} of {split}: {which}{provenance.prefix}", markup=False
     )
     console.print(f"its sample {provenance.sample:,}: {number_of(tokens, 'token')} of {documents}", markup=False)
-    for origin, runs in zip(provenance.origins, texts, strict=True):
+    for origin, runs, place in zip(provenance.origins, texts, places, strict=True):
         where = f"{origin.prefix}, document {origin.document:,}, tokens [{origin.start:,}, {origin.stop:,})"
         console.print(Text(f"--- {where}", style="bold"))
+        if place is not None:
+            console.print(Text(f"    from {place}", style="dim"))
         console.print(Text.assemble(*(_marked(text, does_count=does_count) for text, does_count in runs)))
 
 

@@ -25,23 +25,60 @@ def find_step(run: Path, step: int, rank: int | None, idx_cache: str | None) -> 
         FormatError: the record is damaged.
         OSError: it cannot be read.
     """
-    from trackbed.blends import read_blend_file
     from trackbed.ledger import read_run
-    from trackbed.loading.loader import samples_of
 
     line, job = read_run(run).find(step)
+    positions = samples_of_step(run, line, job, rank)
+    return _blend_of(run, job, idx_cache), positions
+
+
+def samples_of_step(run: Path, line: dict[str, Any], job: dict[str, Any], rank: int | None = None) -> list[int]:
+    """Returns the positions of the samples of a step, or of those that a rank has read.
+
+    Args:
+        run: folder of the run, for errors.
+        line: line of the step.
+        job: what its job has said of itself.
+        rank: the rank; None for all.
+    """
+    from trackbed.loading.loader import samples_of
+
     try:
         division = {name: job[name] for name in _names(samples_of)}
-        source, copy = Path(job["blend_source"]), run / job["blend"]
         first, num_samples = line["first_sample"], line["num_samples"]
     except KeyError as error:
-        raise FormatError(f"{run}: a job must have said {error} before step {step}, found nothing") from None
+        raise FormatError(f"{run}: a job must have said {error} before its steps, found nothing") from None
     if rank is not None and not 0 <= rank < division["num_ranks"]:
-        raise ArgumentError(f"--rank must be in [0, {division['num_ranks']}), the ranks of step {step}, found {rank}")
-    positions = samples_of(first, num_samples, rank, **division) if num_samples else []
+        ranks = f"[0, {division['num_ranks']}), the ranks of step {line['step']}"
+        raise ArgumentError(f"--rank must be in {ranks}, found {rank}")
+    return samples_of(first, num_samples, rank, **division) if num_samples else []
+
+
+def find_last_blend(run: Path, idx_cache: str | None) -> "BlendFile":
+    """Returns the blend file that the last steps of a run were fed from.
+
+    Raises:
+        ArgumentError: no step is recorded.
+    """
+    from trackbed.ledger import read_run
+
+    jobs = read_run(run).jobs
+    if not jobs:
+        raise ArgumentError(f"{run}: a run must have recorded a step, found none")
+    return _blend_of(run, jobs[-1], idx_cache)
+
+
+def _blend_of(run: Path, job: dict[str, Any], idx_cache: str | None) -> "BlendFile":
+    """Returns the blend file of a job, with the stages that it has had."""
+    from trackbed.blends import read_blend_file
+
+    try:
+        source, copy = Path(job["blend_source"]), run / job["blend"]
+    except KeyError as error:
+        raise FormatError(f"{run}: a job must have said {error} before its steps, found nothing") from None
     stages = job.get("stages")
     file = read_blend_file(copy, folder=source.parent).with_idx_cache(idx_cache)
-    return replace(file, schedule=None if stages is None else tuple(map(tuple, stages))), positions
+    return replace(file, schedule=None if stages is None else tuple(map(tuple, stages)))
 
 
 def _names(function: Any) -> list[str]:

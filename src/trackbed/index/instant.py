@@ -3,6 +3,7 @@
 Shapes: K datasets, N positions.
 """
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from operator import index
 from typing import Any, ClassVar, Self
@@ -15,6 +16,8 @@ from trackbed.cancellation import Poll
 from trackbed.errors import ArgumentError
 from trackbed.index.instant_plan import LAST_POSITION, InstantPlan, checked_positions, plan_instant
 from trackbed.index.interleaving import Weight
+from trackbed.index.permutation import BlockPermutation
+from trackbed.index.split_mix import split_mix
 from trackbed.index.stages import BlendStage, Exhaustion, WhenExhausted
 
 
@@ -178,6 +181,33 @@ class InstantOrder:
         )
         return datasets, samples
 
+    def find(self, dataset: int, sample: int) -> npt.NDArray[np.int64]:
+        """Finds all positions at which a sample is drawn, one in each epoch of its dataset, in rising order.
+
+        With `block` above 1 this computes the shuffle of each epoch, and else O(K log(num_samples)) per epoch.
+
+        Args:
+            dataset: in `[0, K)`.
+            sample: number of a sample of that dataset, below its size.
+
+        Raises:
+            ArgumentError: there is no such dataset, or sample.
+        """
+        dataset, sample, shuffles = index(dataset), index(sample), self.plan.shuffles
+        if not 0 <= dataset < len(shuffles.sizes) or not 0 <= sample < shuffles.sizes[dataset]:
+            raise ArgumentError(f"dataset and sample must be ones of the order, found {dataset} and {sample}")
+        size, num_draws = int(shuffles.sizes[dataset]), int(self.counts_before(len(self))[dataset])
+        found = []
+        for epoch in range(-(-num_draws // size)):
+            key = split_mix(int(shuffles.keys[dataset]), epoch)
+            draw = epoch * size + _place_in_epoch(sample, size, key, shuffles)
+            if draw < num_draws:
+                found.append(bisect_right(range(len(self)), draw, key=lambda place: self._drawn(dataset, place)) - 1)
+        return np.sort(np.array(found, dtype=np.int64))
+
+    def _drawn(self, dataset: int, position: int) -> int:
+        return int(self.counts_before(position)[dataset])
+
     def counts_before(self, position: int) -> npt.NDArray[np.int64]:
         """`[K]` number of samples drawn from each dataset before a position, over all of its epochs; O(K).
 
@@ -192,3 +222,18 @@ class InstantOrder:
         if not 0 <= position <= last:
             raise ArgumentError(f"position must be in [0, {last}], found {position}")
         return kernels.interleaving_counts(self.plan.stages.trees, position)
+
+
+_STEP = 1 << 20
+
+
+def _place_in_epoch(sample: int, size: int, key: int, shuffles: kernels.EpochShuffles) -> int:
+    """Returns the place of a sample in the shuffle of an epoch."""
+    if shuffles.block == 1:
+        return kernels.find_position(sample, size=size, key=key)
+    shuffle = BlockPermutation(size, seed=key, block=shuffles.block, window=shuffles.window)
+    for start in range(0, size, _STEP):
+        places = np.flatnonzero(shuffle(np.arange(start, min(start + _STEP, size))) == sample)
+        if len(places):
+            return start + int(places[0])
+    raise ArgumentError(f"sample must be below {size}, found {sample}")

@@ -23,6 +23,7 @@ from trackbed.kernels.permutation import (
     check_blocks,
     check_positions,
     check_size_and_key,
+    find_position,
     permute,
     permute_blocks,
 )
@@ -62,6 +63,7 @@ __all__ = [
     "cut_pairs",
     "draw_phases",
     "exhaustive_blend",
+    "find_position",
     "gather",
     "gather_masked",
     "greedy_blend",

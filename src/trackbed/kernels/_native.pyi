@@ -87,6 +87,7 @@ def permute(
     poll: Callable[[int], object] | None,
     /,
 ) -> None: ...
+def find_position(size: int, key: int, image: int, /) -> int: ...
 def permute_blocks(
     size: int,
     key: int,

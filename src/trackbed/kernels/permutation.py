@@ -46,6 +46,23 @@ def permute(
     _native.permute(size, key, positions, images, chosen_level(), num_threads, current_poll(poll))
 
 
+def find_position(image: int, *, size: int, key: int) -> int:
+    """Returns the position in `[0, size)` that `permute` maps to `image`.
+
+    Args:
+        image: in `[0, size)`.
+        size: in `[1, 2**63)`.
+        key: in `[0, 2**64)`.
+
+    Raises:
+        ArgumentError: an argument is out of range.
+    """
+    check_size_and_key(size, key)
+    if not 0 <= image < size:
+        raise ArgumentError(f"image must be in [0, {size}), found {image}")
+    return _native.find_position(size, key, image)
+
+
 def permute_blocks(
     positions: npt.NDArray[np.int64],
     images: npt.NDArray[np.int64],

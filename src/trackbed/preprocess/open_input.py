@@ -156,6 +156,20 @@ def read_whole(file: InputFile, *, max_bytes: int) -> TextBlock | LongRecord:
         return TextBlock(file, 0, file.size_bytes, b"".join(parts))
 
 
+def count_line_ends(file: InputFile, stop: int) -> int:
+    """Returns the number of line ends in the first `stop` bytes of the unpacked text of a file."""
+    count = 0
+    with open_input(file) as raw:
+        is_packed = file.compression is not Compression.NONE
+        pieces = _decompressed(file, raw) if is_packed else iter(lambda: raw.read(_READ_BYTES), b"")
+        for data in pieces:
+            count += data.count(b"\n", 0, max(0, stop))
+            stop -= len(data)
+            if stop <= 0:
+                break
+    return count
+
+
 class _LineBuffer:
     """Buffer that turns decompressed data into blocks of whole lines.
 

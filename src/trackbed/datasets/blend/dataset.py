@@ -231,6 +231,10 @@ class BlendedDataset(_Dataset, ReadsBatches):
         """
         return self._opened.sample_at(self._checked(idx))
 
+    def draw(self, positions: npt.NDArray[np.int64]) -> SampleLocations:
+        """Returns the dataset, and the number of the sample in it, at each of some positions in `[0, N)`."""
+        return self._draw(positions)
+
     def _checked(self, idx: int) -> int:
         """Returns the position `idx`, counted from the end if negative."""
         number = as_index(idx)

@@ -313,6 +313,11 @@ class GPTDataset(CachedDataset):
             return sample.borders_of_pieces(lengths, config.sequence_length, extra_token=extra_token)
         return sample.document_borders(lengths, config.sequence_length)
 
+    @property
+    def opened_samples(self) -> Samples:
+        """How the samples are cut from the files; opens the index first if that was deferred."""
+        return self._opened
+
     def _piece_lengths(self, position: int) -> list[int]:
         """Returns the tokens of each document in a sample, the extra token included."""
         pieces = self._opened.pieces(position)
