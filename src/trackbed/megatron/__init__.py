@@ -4,6 +4,8 @@ For each of the parts "datasets", "distributed" and "dist_checkpointing", `track
 Trackbed's counterparts of the names in `megatron.core.<part>.*`. After `trackbed.megatron.install()`, a program that
 imports `megatron.core.<part>.*` runs on Trackbed.
 
+`trackbed.megatron.accelerate()` keeps Megatron Core's datasets, and has Trackbed build their indices.
+
 `save`, `load` and other functions, strategies and wrappers of `dist_checkpointing` are imported from here, too, where
 they lie in several modules of Megatron Core. Their arguments are Megatron Core's, of 0.16.1 to 0.19. So are
 `DistributedDataParallel`, its configuration and `finalize_model_grads`, with the arguments of 0.16.1.
@@ -26,6 +28,7 @@ from trackbed.version import __version__
 if TYPE_CHECKING:
     from trackbed.checkpoint.format.config_file import CheckpointingConfig, maybe_load_config
     from trackbed.checkpoint.state.sharded_tensor import ReplicaId, ShardedBase, apply_factory_merges, is_main_replica
+    from trackbed.megatron.acceleration.switch import Acceleration
     from trackbed.megatron.checkpoints.async_requests import AsyncCallsQueue, AsyncRequest
     from trackbed.megatron.checkpoints.entries import apply_factories
     from trackbed.megatron.checkpoints.fully_parallel import (
@@ -82,6 +85,7 @@ __all__ = [
     "StrictHandling",
     "TorchDistLoadShardedStrategy",
     "TorchDistSaveShardedStrategy",
+    "accelerate",
     "apply_factories",
     "apply_factory_merges",
     "check_is_distributed_checkpoint",
@@ -182,6 +186,24 @@ def install(*, parts: Collection[str] | None = None, exchange: Literal["auto", "
     _take_release(release)
     active = [part for part in PARTS if any(part_of(path) == part for path in finder.modules)]
     _logger.info("megatron.core.%s: Trackbed %s is active", f", {_MEGATRON}.".join(active), __version__)
+
+
+def accelerate() -> "Acceleration":
+    """Has Megatron Core's datasets build their indices with Trackbed's kernels, on all ranks.
+
+    One line in a program, on every rank, before or after it imports `megatron.core`. Datasets, samples and files of the
+    cache are Megatron's, bit for bit. Its functions on indices become calls of Trackbed's kernels, also where other
+    modules have imported them under their names. `BlendedMegatronDatasetBuilder.build()` first has all ranks build what
+    `path_to_cache` lacks, if its datasets are `GPTDataset`s of files.
+
+    Another megatron-core than 0.16.1 is left alone, with a warning. A second call returns the same object.
+
+    Returns:
+        An object whose `replaced` are the names of what is replaced, and whose `undo()` puts Megatron's own back.
+    """
+    from trackbed.megatron.acceleration.switch import switch_on
+
+    return switch_on(_version_of_core())
 
 
 def _check_parts(parts: Collection[str] | None, release: str | None) -> Collection[str]:

@@ -1,0 +1,1 @@
+"""Trackbed's kernels and builder under Megatron Core's own datasets, whose classes stay as they are."""
