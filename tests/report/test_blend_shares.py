@@ -122,7 +122,18 @@ def test_shares_that_follow_from_sizes_of_data_or_another_file_are_not_known(tex
 
 @pytest.mark.parametrize(
     "stages",
-    ["x", [], [[0]], [[0, [1, "a"], 0]], [[0, [0, 0], 0]], [[0, [1, 1, 1], 0]], [[0, [1, 1], -1]], [[None, [1], 0]]],
+    [
+        [[8, [1, 1], 0], [0, [1, 1], 0]],
+        [[2**60, [1, 1], 0]],
+        "x",
+        [],
+        [[0]],
+        [[0, [1, "a"], 0]],
+        [[0, [0, 0], 0]],
+        [[0, [1, 1, 1], 0]],
+        [[0, [1, 1], -1]],
+        [[None, [1], 0]],
+    ],
 )
 def test_damaged_stages_give_no_shares(stages):
     assert pieces_of({"stages": stages}, None, TWO) == []

@@ -146,12 +146,17 @@ def test_a_section_says_what_is_missing(tmp_path):
         step(3, num_samples=-1),
         step(4, step="4"),
         step(5, loss=1e308),
-        step(6, loss=-1e308),
+        step(6, loss=1e-308, first_sample=1e300, num_samples=2**62),
     ],
 )
 def test_a_line_with_damaged_values_is_reported(tmp_path, line):
     events = [opened(datasets=["a", "b"], blend="blends/1.toml"), began()]
     report_of(write_record(tmp_path / "run", events, [step(1), line, step(7)], TWO))
+
+
+@pytest.mark.parametrize("after", [-1e300, 2**62, "0"])
+def test_a_begin_event_with_a_damaged_step_is_reported(tmp_path, after):
+    report_of(write_record(tmp_path / "run", [opened(), began(after_step=after)], [step(1), step(2)]))
 
 
 @pytest.mark.parametrize("name", ["../../secret.toml", "/etc/passwd", "blends/x.toml", 5, ["blends/1.toml"]])

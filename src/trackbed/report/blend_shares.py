@@ -23,8 +23,8 @@ from trackbed.index.splits import Split
 from trackbed.report.columns import Floats, Integers, as_number, as_whole, floats
 
 _NO_END: Final = 2**62
-_MOST_TOKENS: Final = 2**53
-"""Tokens of a batch below which a float is exact."""
+_EXACT: Final = 2**53
+"""Positions and numbers of tokens must be below this one, so that a float is exact."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ def batches_of(lines: Sequence[Mapping[str, Any]]) -> Batches:
     numbers = {name: int(name) if re.fullmatch("[0-9]{1,6}", name) else -1 for name in set(names)}
     dataset = np.array([numbers[name] for name in names], dtype=np.int64)
     tokens = floats([item[0] for item in contents])
-    kept = (dataset >= 0) & (tokens >= 0) & (tokens < _MOST_TOKENS)
+    kept = (dataset >= 0) & (tokens >= 0) & (tokens < _EXACT)
     return Batches(
         line=np.array(line_of, dtype=np.int64)[kept],
         dataset=dataset[kept],
@@ -212,7 +212,8 @@ def _recorded_stages(given: Any, rows: Rows) -> list[tuple[int, Floats, int]] | 
             return None
         by_row = np.bincount(rows.of_dataset[: len(weights)], weights=weights, minlength=len(rows.names))
         found.append((first, by_row.astype(np.float64), ramp))
-    return found or None
+    firsts = [first for first, _, _ in found]
+    return found if firsts and firsts == sorted(firsts) and firsts[0] >= 0 and firsts[-1] < _EXACT else None
 
 
 def _stages_of_file(file: BlendFile | None, rows: Rows) -> list[tuple[int, Floats, int]] | None:
@@ -311,13 +312,14 @@ def wanted_of(first_samples: Floats, num_samples: Floats, group: Integers, group
     found: list[tuple[Integers, Integers, Floats, Floats]] = []
     offset = 0
     for number, own in enumerate(groups):
-        lines = np.flatnonzero((group == number) & (first_samples >= 0) & (num_samples > 0))
+        are_known = (first_samples >= 0) & (first_samples < _EXACT) & (num_samples > 0) & (num_samples < _EXACT)
+        lines = np.flatnonzero(are_known & (group == number))
         start, stop = first_samples[lines], first_samples[lines] + num_samples[lines]
         firsts = np.array([piece.first_sample for piece in own], dtype=np.float64)
         stops = np.array([piece.stop_sample for piece in own], dtype=np.float64)
         while len(lines) and len(own):  # a line that lies in several pieces is divided
             place = np.maximum(np.searchsorted(firsts, start, side="right") - 1, 0)
-            end = np.minimum(stop, np.maximum(stops[place], start + 1))
+            end = np.minimum(stop, stops[place])
             found.append((lines, place + offset, end - start, (start + end) / 2))
             rest = end < stop
             lines, start, stop = lines[rest], end[rest], stop[rest]

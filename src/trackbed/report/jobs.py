@@ -7,14 +7,16 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from trackbed.ledger.record import BEGIN, OPEN
 from trackbed.report.columns import as_number, as_whole
 
-CLOSE = "close"
+CLOSE: Final = "close"
 """Event of a job that has closed the run."""
-EVALUATION = "evaluation"
+EVALUATION: Final = "evaluation"
+_MOST_STEPS: Final = 2**53
+"""Steps up to which a float is exact."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +136,7 @@ def _segments(events: Sequence[Mapping[str, Any]], lines_before: Sequence[int], 
     stop = len(events)
     for place, start, end in reversed(list(zip(places, lines_before, ends, strict=True))):
         event = events[place]
-        after, count = int(event["after_step"]), max(0, min(end, num_lines) - start)
+        after, count = min(max(int(event["after_step"]), 0), _MOST_STEPS), max(0, min(end, num_lines) - start)
         superseded = 0
         if count:
             superseded = min(count, max(0, after + count - int(min(kept, after + count))))

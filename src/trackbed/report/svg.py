@@ -13,7 +13,7 @@ from trackbed.report.numbers import exact, log_ticks, tick_text, ticks
 
 _WIDTH: Final = 640
 _HEIGHT: Final = 300
-_LEFT, _RIGHT, _TOP, _BOTTOM = 84, 16, 14, 58
+_LEFT, _RIGHT, _TOP, _BOTTOM = 92, 16, 14, 58
 _ROW_HEIGHT: Final = 26
 _MARKERS_A_LINE: Final = 6
 _MOST_MARKS: Final = 200
@@ -192,13 +192,13 @@ def _axes(chart: Chart) -> tuple[Axis, Axis]:
     y = y[~np.isnan(y)] if not np.isnan(y).all() else np.zeros(1, dtype=np.float64)
     low, high = float(y.min()), float(y.max())
     known = np.concatenate([one.y[~np.isnan(one.y)] for one in shapes] or [y])
-    is_log = chart.may_be_log and low > 0 and float(known.max() / known.min()) > _LOG_RATIO
+    is_log = chart.may_be_log and low > 0 and float(known.max()) > _LOG_RATIO * float(known.min())
     if is_log:
         low, high = low / 1.2, high * 1.2
     else:
         low = min(low, 0.0) if chart.from_zero else low
         is_flat = high - low <= 1e-9 * max(abs(low), abs(high))
-        pad = 0.05 * (abs(high) if is_flat else high - low) or 0.5
+        pad = (0.5 * abs(high) if is_flat else 0.05 * (high - low)) or 0.5
         low, high = (0.0 if 0 <= low < pad else low - pad), high + pad
     first, last = chart.steps or ((float(x.min()), float(x.max())) if len(x) else (0.0, 1.0))
     pad = 0.01 * (last - first) or 0.5
