@@ -17,7 +17,7 @@ NATIVE_ARGS ?=
 export PIP_NO_INPUT := 1
 export HYPOTHESIS_STORAGE_DIRECTORY := .hypothesis
 
-.PHONY: help setup setup-dev demo triton test soak test-full test-newer test-versions check format bench bench-full bench-grads bench-ckpt bench-stores gpu gpu-wheels quality native-test wheels test-wheel docs clean
+.PHONY: help setup setup-dev demo triton test soak test-full test-newer test-versions check format bench bench-full bench-grads bench-ckpt bench-stores gpu gpu-wheels quality native-test wheels test-wheel docs site clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -153,8 +153,16 @@ native-test: $(VENV)/tools.done ## The kernels under address, undefined and thre
 		$(NATIVE_BUILD)/$$sanitizers/test_comm || exit 1; \
 	done
 
-docs: setup-dev ## Run every snippet and check every link of the documentation
+docs: setup-dev site ## Run every snippet, check every link of the documentation, and build the site
 	$(BIN)/python -m pytest tests/docs $(PYTEST_ARGS)
+
+.venv-site/done: docs/site/requirements.txt
+	$(PYTHON) -m venv .venv-site
+	.venv-site/bin/python -m pip install --quiet --disable-pip-version-check --requirement docs/site/requirements.txt
+	touch $@
+
+site: .venv-site/done ## The site of the documentation into build/site; a warning or a dead link fails
+	.venv-site/bin/python docs/site/build.py build/site
 
 clean: ## Remove what was built
 	rm -rf $(VENV) .venv-wheels build dist demo-out .pytest_cache .mypy_cache .ruff_cache .hypothesis

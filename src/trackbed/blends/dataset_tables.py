@@ -225,7 +225,7 @@ def read_stages(
         reader.refuse("stage", f"needs order = 'instant', found {order!r}")
     for table in tables:
         start = _num_samples(table, _STARTS, sequence_length, global_batch_size)
-        ramp = _num_samples(table, _RAMPS, sequence_length, global_batch_size) if table.given(*_RAMPS) else 0
+        ramp = _num_samples(table, _RAMPS, sequence_length, global_batch_size, is_needed=False)
         stage = StageEntry(first_sample=start, weights=_weights(table, names), ramp=ramp, where=table.where)
         if stages and start < stages[-1].first_sample:
             before = stages[-1].first_sample
@@ -236,12 +236,19 @@ def read_stages(
 
 
 def _num_samples(
-    table: TableReader, keys: tuple[str, str, str], sequence_length: int, global_batch_size: int | None
+    table: TableReader,
+    keys: tuple[str, str, str],
+    sequence_length: int,
+    global_batch_size: int | None,
+    *,
+    is_needed: bool = True,
 ) -> int:
     """Reads the only one of three keys, which give a number of samples, tokens and iterations, as samples."""
     of_samples, of_tokens, of_iterations = keys
     values = {key: table.take(key, COUNT if key == of_tokens else WHOLE) for key in keys}
     given = table.given(*keys)
+    if not given and not is_needed:
+        return 0
     if len(given) != 1:
         found = " and ".join(given) or "none"
         table.refuse(given[-1] if given else of_samples, f"must be the only one of {', '.join(keys)}, found {found}")
