@@ -33,7 +33,8 @@ def test_parts_are_those_of_megatron_core_and_together_the_batch(batch_size, par
     for rank, own in enumerate(found):
         theirs = {name: tensor for name, tensor in batch.items() if name != "dataset_id"}
         place = {"get_context_parallel_world_size": lambda: size, "get_context_parallel_rank": lambda rank=rank: rank}
-        with patch.multiple(utils.parallel_state, **place):
+        of_group = {"get_world_size": lambda _: size, "get_rank": lambda _, rank=rank: rank}  # as later ones ask
+        with patch.multiple(utils.parallel_state, **place), patch.multiple(torch.distributed, **of_group):
             expected = utils.get_batch_on_this_cp_rank(theirs, **options)
         assert own.keys() == batch.keys()
         assert all(torch.equal(own[name], expected[name]) for name in expected), rank

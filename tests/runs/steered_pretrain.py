@@ -2,24 +2,28 @@
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
-
-import pretrain_gpt
 
 import trackbed
 
-step, weights, ramp = int(sys.argv.pop(2)), json.loads(sys.argv.pop(2)), int(sys.argv.pop(2))
-open_run = trackbed.open_run
+OPEN_RUN = trackbed.open_run
 
 
-def open_steered(*arguments, **options):
-    run = open_run(*arguments, **options)
+def open_steered(step, weights, ramp, *arguments, **options):
+    run = OPEN_RUN(*arguments, **options)
     run.set_weights(step, weights, ramp_samples=ramp)
     return run
 
 
+def main():
+    sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
+    import pretrain_gpt
+
+    *sys.argv, step, weights, ramp = sys.argv
+    trackbed.open_run = partial(open_steered, int(step), json.loads(weights), int(ramp))
+    return pretrain_gpt.main()
+
+
 if __name__ == "__main__":
-    trackbed.open_run = open_steered
-    sys.exit(pretrain_gpt.main())
+    sys.exit(main())
