@@ -154,6 +154,26 @@ def test_the_last_checkpoint_is_tried_once_more_at_the_end(tmp_path, bucket, pro
     assert value_of(bucket.text("mirror/step-0000001")) == 1
 
 
+def test_a_copy_that_fails_while_the_end_is_waited_for_is_tried_once_more(mirror, tmp_path, monkeypatch):
+    place, names = mirror
+    copy_step, tries = mirror_module.Mirror._copy_step, []
+
+    def fails_late(self, step, meeting):
+        tries.append(step)
+        if len(tries) == 1:
+            wait_until(lambda: self._is_ending)
+            raise StoreError("refused")
+        copy_step(self, step, meeting)
+
+    monkeypatch.setattr(mirror_module.Mirror, "_copy_step", fails_late)
+    with Checkpointer(tmp_path / "run", group=SOLO, mirror=place) as checkpointer:
+        checkpointer.save(3, state_of(SOLO, 3))
+        checkpointer.wait()
+        wait_until(lambda: tries)
+    assert tries == [3, 3]
+    assert names() == ["step-0000003"]
+
+
 def test_the_mirror_follows_a_run_that_has_gone_back(mirror, tmp_path):
     place, names = mirror
     folder = tmp_path / "run"

@@ -188,7 +188,7 @@ class Mirror:
                 if is_wanted:
                     self._copy_step(record.step, meeting)
         except (TrackbedError, OSError, RuntimeError) as error:  # training goes on
-            if self._is_ending:
+            if self._is_ending and is_last:  # one that was in flight when the wait began is followed by another
                 self._failed_at_end = number
             self._note_problem(record, str(error))
             return bool(is_last)
