@@ -110,7 +110,7 @@ std::int32_t write_document_borders(std::span<const std::int64_t> ends, const Sa
   }
   const auto length = static_cast<std::size_t>(shape.length);
   if (inner.size() >= length) {  // more empty documents than there are places
-    return write_borders({inner.begin(), inner.end()}, num_tokens, shape.length, borders);
+    return write_borders({ends.begin(), ends.end()}, num_tokens, shape.length, borders);
   }
   borders[0] = 0;
   for (std::size_t at = 0; at < length; ++at) {

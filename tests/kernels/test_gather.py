@@ -131,6 +131,21 @@ def test_gather_equals_its_reference(data, num_threads, has_mask):
             assert array[at].tolist() == wanted[name].tolist(), name
 
 
+def test_a_short_sample_of_more_empty_documents_than_places_has_its_borders():
+    sources, lengths = SampleSources(1), [1, 1, *[0] * 6, 1]
+    files, _ = add_files(sources, [lengths], np.uint16, np.random.default_rng(0))
+    visits = Visits(
+        np.arange(len(lengths), dtype=np.int32), np.array([[0, 0], [len(lengths) - 1, 0]]), np.zeros(1, np.int64), True
+    )
+    sources.place_visits(0, visits=visits, **files)
+    shape = SampleShape(length=4, extra=1, pad=-1, eod=EOD, keeps_documents_apart=True)
+    batch = arrays(1, 4, mask=False)
+    assert gather(sources, np.zeros(1, np.int32), np.zeros(1, np.int64), batch, shape).is_whole
+    assert batch.arrays["cu_seqlens"][0].tolist() == [0, 1, 2, 4, 4]
+    wanted = reference.gather_sample(sources, 0, 0, shape)
+    assert batch.arrays["position_ids"][0].tolist() == wanted["position_ids"].tolist() == [0, 0, 0, 1]
+
+
 @pytest.mark.parametrize("dtype", CODES, ids=lambda dtype: dtype.__name__)
 @pytest.mark.parametrize("offset", range(9))
 def test_every_level_widens_every_type_from_any_address_to_any_place(level, dtype, offset):
