@@ -133,7 +133,8 @@ def test_gather_equals_its_reference(data, num_threads, has_mask):
 
 def test_a_short_sample_of_more_empty_documents_than_places_has_its_borders():
     sources, lengths = SampleSources(1), [1, 1, *[0] * 6, 1]
-    files, _ = add_files(sources, [lengths], np.uint16, np.random.default_rng(0))
+    files, mapped = add_files(sources, [lengths], np.uint16, np.random.default_rng(0))
+    map_all(sources, files, mapped)
     visits = Visits(
         np.arange(len(lengths), dtype=np.int32), np.array([[0, 0], [len(lengths) - 1, 0]]), np.zeros(1, np.int64), True
     )
