@@ -132,7 +132,7 @@ def test_gather_equals_its_reference(data, num_threads, has_mask):
 
 
 def test_a_short_sample_of_more_empty_documents_than_places_has_its_borders():
-    sources, lengths = SampleSources(1), [1, 1, *[0] * 6, 1]
+    sources, lengths = SampleSources(1), [1, *[0] * 6, 1, 1]
     files, mapped = add_files(sources, [lengths], np.uint16, np.random.default_rng(0))
     map_all(sources, files, mapped)
     visits = Visits(
