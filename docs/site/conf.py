@@ -3,7 +3,7 @@
 import os
 
 project = "Trackbed"
-release = version = os.environ["TRACKBED_VERSION"]
+release = version = os.environ.get("TRACKBED_VERSION", "")
 html_title = f"Trackbed {release}"
 author = copyright = "the developers of Trackbed"  # noqa: A001  the name that Sphinx reads
 extensions = ["myst_parser"]

@@ -1,12 +1,13 @@
 """`trackbed where`, and the sources that `trackbed show` names."""
 
 import json
+import time
 
 import pytest
 from click.testing import CliRunner
 
 import trackbed
-from tests.ledger.test_steering import STAGE, steps_of, steps_until
+from tests.ledger.test_steering import STAGE, steps_of
 from tests.support.files.rewrite import rewrite
 from trackbed.cli.main import trackbed as trackbed_command
 from trackbed.datasets.tokenizers.bytes_and_numbers import ByteTokenizer
@@ -76,7 +77,11 @@ def test_steps_of_a_document_are_those_that_were_and_will_be_fed(folder, tmp_pat
             batches = iter(run.loader(batch_size=8, skip=[[20, 30]]))
             steps_of(run, 4, batches)
             rewrite(blend, blend.read_text() + STAGE.format(60, "one = 1"))
-            steps_until(run, batches, lambda: any(one["event"] == "blend" for one in read_run(run_folder).events), 40)
+            for _ in range(30):  # the change is opened on a thread
+                steps_of(run, 1, batches)
+                time.sleep(0.1)
+                if any(one["event"] == "blend" for one in read_run(run_folder).events):
+                    break
             last = run.step
             dataset = run.train
             steps = {}
