@@ -55,17 +55,15 @@ def samples_of_step(run: Path, line: dict[str, Any], job: dict[str, Any], rank: 
 
 
 def find_last_blend(run: Path, idx_cache: str | None) -> "BlendFile":
-    """Returns the blend file that the last steps of a run were fed from.
-
-    Raises:
-        ArgumentError: no step is recorded.
-    """
+    """Returns the blend file that the next step of a run is fed from."""
     from trackbed.ledger import read_run
+    from trackbed.ledger.record import BLEND, OPEN
 
-    jobs = read_run(run).jobs
-    if not jobs:
-        raise ArgumentError(f"{run}: a run must have recorded a step, found none")
-    return _blend_of(run, jobs[-1], idx_cache)
+    job: dict[str, Any] = {}
+    for event in read_run(run).events:
+        if event["event"] in (OPEN, BLEND):
+            job = {**({} if event["event"] == OPEN else job), **event}
+    return _blend_of(run, job, idx_cache)
 
 
 def _blend_of(run: Path, job: dict[str, Any], idx_cache: str | None) -> "BlendFile":
