@@ -128,7 +128,7 @@ class Waits:
         """The gradients of some buckets have arrived."""
 
     def issued(self, label: Any, kind: str, num_bytes: int, num_ranks: int, work: Any) -> None:
-        """An operation has begun."""
+        """An operation was issued."""
 
     def waited(self, start: float, stop: float) -> None:
         """The rank has waited for one."""
@@ -171,7 +171,7 @@ class Sharded:
         for block in gpt.blocks:
             fully_shard(block)
         self.model = fully_shard(gpt)
-        self.waits = Waits()  # FSDP tells nobody of its waits: stays 0
+        self.waits = Waits()  # FSDP does not report its waits: stays 0
         self.max_norm = options.max_norm
         self.optimizer = self.adamw = torch.optim.AdamW(
             gpt.parameters(), lr=options.learning_rate, weight_decay=options.weight_decay

@@ -59,8 +59,8 @@ def show(
         raise click.UsageError("--run and --step need each other, and --rank needs both")
     if run is None and path is None:
         raise click.UsageError("Missing argument 'BLEND.toml'.")
-    from trackbed.blends import measure_blend, plan_blend, read_blend_file
-    from trackbed.builder import BlendedMegatronDatasetBuilder
+    from trackbed.blends import read_blend_file
+    from trackbed.cli.blend_split import open_split
     from trackbed.cli.show_step import find_step
     from trackbed.cli.source_places import Sources
     from trackbed.loading import provenance
@@ -69,14 +69,7 @@ def show(
         file, positions = find_step(run, step, rank, idx_cache)
     else:
         file, positions = read_blend_file(str(path)).with_idx_cache(idx_cache), [sample or 0]
-    blend = measure_blend(file)
-    plan_blend(blend).problems.stop()
-    config = blend.config(cache=cache)
-    built = BlendedMegatronDatasetBuilder(blend.dataset_class, blend.sizes, lambda: True, config).build()
-    dataset = dict(zip(("train", "valid", "test"), built, strict=True))[split]
-    if dataset is None or isinstance(dataset, list):
-        found_instead = "several datasets (multiple_validation_sets)" if dataset else "none"
-        raise ArgumentError(f"{file.path}: --split {split} must be one with one dataset, found {found_instead}")
+    dataset = open_split(file, split, cache)
     for position in positions:
         if not -len(dataset) <= position < len(dataset):
             place = f"[-{len(dataset)}, {len(dataset)}), the samples of {split}"
@@ -84,7 +77,7 @@ def show(
     every, sources = [], Sources(counts_lines=lines)
     for position in positions:
         found = provenance(dataset, position)
-        texts = _texts(found, dataset[position], config.tokenizer)
+        texts = _texts(found, dataset[position], dataset.config.tokenizer)
         places = [sources.of(origin.prefix, origin.document) for origin in found.origins]
         if not as_json:
             _draw(found, texts, places, len(dataset), split)

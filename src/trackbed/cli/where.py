@@ -7,7 +7,6 @@ import click
 
 from trackbed.cli.output import json_text
 from trackbed.cli.parse import idx_cache_option
-from trackbed.errors import ArgumentError
 from trackbed.plural import number_of
 
 if TYPE_CHECKING:
@@ -50,20 +49,14 @@ def where(
     """
     if (blend is None) == (run is None) or (run is not None and split != "train"):
         raise click.UsageError("--blend or --run must be given, and --split only with --blend")
-    from trackbed.blends import measure_blend, plan_blend, read_blend_file
-    from trackbed.builder import BlendedMegatronDatasetBuilder
+    from trackbed.blends import read_blend_file
+    from trackbed.cli.blend_split import open_split
     from trackbed.cli.show_step import find_last_blend
     from trackbed.loading.occurrences import find_document
 
     file: BlendFile
     file = read_blend_file(str(blend)).with_idx_cache(idx_cache) if run is None else find_last_blend(run, idx_cache)
-    measured = measure_blend(file)
-    plan_blend(measured).problems.stop()
-    config = measured.config(cache=cache)
-    built = BlendedMegatronDatasetBuilder(measured.dataset_class, measured.sizes, lambda: True, config).build()
-    dataset = dict(zip(("train", "valid", "test"), built, strict=True))[split]
-    if dataset is None or isinstance(dataset, list):
-        raise ArgumentError(f"{file.path}: --split {split} must be one with one dataset, found none or several")
+    dataset = open_split(file, split, cache)
     positions = find_document(dataset, prefix, document).tolist()
     found: dict[str, Any] = {"prefix": prefix, "document": document, "samples": positions}
     if run is not None:
