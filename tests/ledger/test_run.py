@@ -3,6 +3,7 @@
 import hashlib
 import json
 import logging
+import threading
 import time
 from dataclasses import asdict
 from functools import partial
@@ -144,6 +145,27 @@ def test_a_state_of_other_data_is_refused(folder, tmp_path, open_run):
         run.load_state_dict(state)
         with pytest.raises(ArgumentError, match="a run can resume only with"):
             run.loader(batch_size=2)
+
+
+def test_an_observer_that_takes_long_does_not_hold_training(open_run):
+    released = threading.Event()
+
+    class Observer:
+        def on_step(self, line):
+            released.wait(20)
+
+        def on_event(self, event):
+            pass
+
+        def close(self):
+            pass
+
+    with open_run(observers=[Observer()]) as run:
+        started = time.monotonic()
+        train(run, 8)
+        run.flush()
+        assert time.monotonic() - started < 10
+        released.set()
 
 
 def test_an_observer_is_told_and_one_that_fails_is_not_told_again(open_run, caplog):

@@ -56,6 +56,8 @@ class RunFiles:
             self.events.close()
             raise
         self._observers = list(observers)
+        self._teller = DaemonThreads("trackbed-observers")
+        """Thread of the observers: one that takes long holds neither the record nor training."""
 
     def add_step(self, line: dict[str, Any]) -> None:
         """Appends a step."""
@@ -74,12 +76,17 @@ class RunFiles:
         self.add_event(BEGIN, {"after_step": after_step, "steps_bytes": self.steps.size_bytes, **fields})
 
     def close(self) -> None:
-        """Closes the files."""
-        self._tell(lambda one: one.close())
+        """Closes the files, and waits until the observers are told of everything."""
+        self._tell(lambda one: one.close()).result()
+        self._teller.end()
         self.steps.close()
         self.events.close()
 
-    def _tell(self, call: Callable[[Observer], None]) -> None:
+    def _tell(self, call: Callable[[Observer], None]) -> Future[None]:
+        """Has all observers called, in order."""
+        return self._teller.submit(partial(self._call, call))
+
+    def _call(self, call: Callable[[Observer], None]) -> None:
         """Calls all observers. One that fails is told no more, and training goes on."""
         for one in list(self._observers):
             try:
