@@ -128,6 +128,17 @@ def test_set_weights_adds_a_stage_and_a_ramp(blend, tmp_path):
     assert starts == [(0, 0), (3 * GLOBAL_BATCH, 0), (11 * GLOBAL_BATCH, 80), (30 * GLOBAL_BATCH, 0)]
 
 
+def test_set_weights_counts_the_datasets_that_there_are_at_its_step(blend, tmp_path):
+    with trackbed.open_run(tmp_path / "run", blend=blend) as run:
+        run.set_weights(150, {"b": 1}, ramp_samples=80)
+        batches = steps_of(run, 2)
+        rewrite(blend, blend.read_text() + THIRD.replace('"c"', f'"{tmp_path / "c"}"\nname = "c"'))
+        steps_until(run, batches, lambda: len(run.train.datasets) == 3, most=140)
+        steps_of(run, 160 - run.step, batches)
+    event = check_samples(tmp_path / "run", num_steps=160)
+    assert event["stages"][-1] == [149 * GLOBAL_BATCH, [0.0, 1.0, 0.0], 80]
+
+
 def test_a_run_goes_on_with_the_stages_of_its_checkpoint_and_then_with_the_file(blend, tmp_path):
     with trackbed.open_run(tmp_path / "run", blend=blend) as run:
         run.set_weights(4, {"b": 1}, ramp_samples=40)

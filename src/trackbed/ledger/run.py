@@ -73,8 +73,8 @@ class Run:
         self._lock = lock
         self._group = group.child("blends") if group.size > 1 else group
         self._steering = steering
-        self._scheduled: list[tuple[int, tuple[float, ...], int]] = []
-        """Calls of `set_weights` that have not taken effect: step, weights and samples of the ramp."""
+        self._scheduled: list[tuple[int, dict[str, float], int]] = []
+        """Calls of `set_weights` that have not taken effect: step, weights by name and samples of the ramp."""
         self._recorder = Recorder(group, files, steering)
         self._is_alone = group.size == 1
         self._loader: BatchLoader | None = None
@@ -178,20 +178,21 @@ class Run:
             self._take_over(version, position)
         while self._scheduled and self._scheduled[0][0] <= self.step + 1:
             _, weights, ramp = self._scheduled.pop(0)
-            self._add_stage(BlendStage(position, weights, ramp), position)
+            self._add_stage(position, weights, ramp)
         while steering.refused:
             reason = steering.refused.pop(0)
             if self._group.rank == 0:
                 logger.warning("%s: the blend stays as it was: %s", self.folder, reason)
             self._recorder.call(partial(_add_event, "refused", {"step": self.step, "reason": reason}))
 
-    def _add_stage(self, stage: BlendStage, position: int) -> None:
+    def _add_stage(self, position: int, weights: Mapping[str, float], ramp: int) -> None:
         steering = self._steering
         if steering is None:
             return
         version = steering.version
-        stages = with_stage(schedule_of(version.dataset), stage)
-        try:
+        try:  # of the datasets that there are now
+            stage = BlendStage(position, self._weights_of(version.splits, weights), ramp)
+            stages = with_stage(schedule_of(version.dataset), stage)
             changed = steering.changed(version.content, version.splits, stages, position)
         except TrackbedError as error:  # the same on every rank
             steering.refused.append(f"set_weights: {error}")
@@ -225,12 +226,11 @@ class Run:
         check_at_least(0, ramp_samples=ramp_samples)
         if self._steering is None:
             raise ArgumentError('set_weights needs a blend of several datasets in the order "instant", found another')
-        chosen = self._weights_of(self._steering.version.splits, weights)
-        BlendStage(0, chosen, ramp_samples)  # checks the values
+        BlendStage(0, self._weights_of(self._steering.version.splits, weights), ramp_samples)  # checks the values
         if step <= self.step:
             logger.warning("%s: set_weights for step %d comes behind it, and does nothing", self.folder, step)
             return
-        self._scheduled = sorted([*self._scheduled, (step, chosen, ramp_samples)], key=lambda one: one[0])
+        self._scheduled = sorted([*self._scheduled, (step, dict(sorted(weights.items())), ramp_samples)], key=lambda one: one[0])
         if step == self.step + 1 and self._loader is not None:
             self._steer()
 
