@@ -230,7 +230,9 @@ class Run:
         if step <= self.step:
             logger.warning("%s: set_weights for step %d comes behind it, and does nothing", self.folder, step)
             return
-        self._scheduled = sorted([*self._scheduled, (step, dict(sorted(weights.items())), ramp_samples)], key=lambda one: one[0])
+        self._scheduled = sorted(
+            [*self._scheduled, (step, dict(sorted(weights.items())), ramp_samples)], key=lambda one: one[0]
+        )
         if step == self.step + 1 and self._loader is not None:
             self._steer()
 
