@@ -17,7 +17,7 @@ NATIVE_ARGS ?=
 export PIP_NO_INPUT := 1
 export HYPOTHESIS_STORAGE_DIRECTORY := .hypothesis
 
-.PHONY: help setup setup-dev demo triton test soak test-full test-newer test-versions check format bench bench-full bench-grads bench-ckpt bench-stores gpu gpu-wheels quality native-test wheels test-wheel docs site clean
+.PHONY: help setup setup-dev demo triton test soak test-full test-newer test-versions check format bench bench-full bench-grads bench-ckpt bench-stores gpu gpu-wheels quality native-test wheels test-wheel docs site browse clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -161,8 +161,13 @@ docs: setup-dev site ## Run every snippet, check every link of the documentation
 	.venv-site/bin/python -m pip install --quiet --disable-pip-version-check --requirement docs/site/requirements.txt
 	touch $@
 
-site: .venv-site/done ## The site of the documentation into build/site; a warning or a dead link fails
-	.venv-site/bin/python docs/site/build.py build/site
+site: setup-dev .venv-site/done ## The site of the documentation into build/site; a warning or a dead link fails
+	rm -rf build/reference
+	$(BIN)/python docs/site/reference.py build/reference
+	.venv-site/bin/python docs/site/build.py build/site --reference build/reference
+
+browse: site ## Open every page of the site in Chromium at two widths; an error or a request fails
+	.venv-site/bin/python docs/site/browse.py build/site --search resume NFS
 
 clean: ## Remove what was built
-	rm -rf $(VENV) .venv-wheels build dist demo-out .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-wheels .venv-site build dist demo-out .pytest_cache .mypy_cache .ruff_cache .hypothesis

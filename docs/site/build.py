@@ -24,6 +24,7 @@ SECTIONS = {
     "How to": ["how-to/*.md"],
     "Explanation": ["explanation/*.md"],
     "Look up": ["reference/*.md", "glossary.md", "troubleshooting.md"],
+    "Names": ["names/*.md"],
     "Formats": ["formats/*.md"],
     "Project": ["project/*.md", "adr/*.md"],
 }
@@ -32,12 +33,13 @@ _FENCE = re.compile(r"^\s*(```|~~~)")
 _REQUEST = re.compile(r'<(?:script|link|img|iframe|source)\b[^>]*?\b(?:src|href)="(?:https?:)?//[^"]*"')
 
 
-def places() -> dict[Path, str]:
-    """Place in the site of each file of the repository that is part of it."""
+def places(reference: Path) -> dict[Path, str]:
+    """Place in the site of each file of the repository that is part of it, and of each page of the reference."""
     found = {path: path.relative_to(DOCS).as_posix() for path in sorted(DOCS.rglob("*")) if path.is_file()}
     found = {path: place for path, place in found.items() if path.suffix in (".md", ".svg", ".png", ".ipynb")}
     found = {path: place for path, place in found.items() if not place.startswith("site/")}
     found[DOCS / "site" / "index.md"] = "index.md"
+    found |= {path: f"names/{path.name}" for path in sorted(reference.resolve().glob("*.md"))}
     return found | {ROOT / name: f"project/{Path(name).name}" for name in PROJECT}
 
 
@@ -58,7 +60,7 @@ def staged(path: Path, known: dict[Path, str], problems: list[str]) -> str:
         if wanted.is_file():  # another file of the repository, which the page offers for download
             place = os.path.relpath(f"files/{wanted.relative_to(ROOT)}", own)
             return f"{match['head']}{place}{match['tail']}"
-        problems.append(f"{path.relative_to(ROOT)}: the link {target} must lead to a file, found none")
+        problems.append(f"{known[path]}: the link {target} must lead to a file, found none")
         return match[0]
 
     lines, is_code = [], False
@@ -77,9 +79,9 @@ def toctrees(known: dict[Path, str]) -> Iterator[str]:
         yield "\n".join(["```{toctree}", ":hidden:", f":caption: {caption}", "", *dict.fromkeys(names), "```"])
 
 
-def write_source(folder: Path) -> list[str]:
+def write_source(folder: Path, reference: Path) -> list[str]:
     """Writes the source folder of Sphinx. Returns what is wrong with links."""
-    known = places()
+    known = places(reference)
     problems: list[str] = []
     for path, place in known.items():
         target = folder / place
@@ -108,10 +110,12 @@ def main() -> int:
     """Builds the site; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("output", type=Path, metavar="FOLDER", help="folder of the site, made anew")
-    output = parser.parse_args().output
+    parser.add_argument("--reference", type=Path, required=True, metavar="FOLDER", help="pages that reference.py wrote")
+    given = parser.parse_args()
+    output = given.output
     version = (ROOT / "src" / "trackbed" / "version.py").read_text().split('"')[-2]
     with tempfile.TemporaryDirectory() as place:
-        problems = write_source(Path(place))
+        problems = write_source(Path(place), given.reference)
         if not problems:
             shutil.rmtree(output, ignore_errors=True)
             options = ["--builder", "html", "--fail-on-warning", "--keep-going", "--quiet"]

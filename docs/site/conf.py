@@ -14,6 +14,7 @@ myst_linkify_fuzzy_links = False
 suppress_warnings = ["misc.highlighting_failure"]
 html_theme = "furo"
 html_theme_options = {"navigation_with_keys": True}
+html_show_search_summary = False  # they are fetched, which a browser refuses for files
 html_copy_source = False
 html_show_sourcelink = False
 html_show_copyright = False

@@ -9,7 +9,6 @@ import sys
 import textwrap
 from importlib import import_module
 from itertools import pairwise
-from pathlib import Path
 
 import psutil
 import pytest
@@ -17,10 +16,10 @@ import torch
 from torch.distributed import checkpoint as dcp
 
 import trackbed
+from tests.docs.pages import README, ROOT, snippets, torchrun
 from trackbed.blends import read_blend_file
 from trackbed.ledger import read_run
 
-ROOT = Path(__file__).parents[2]
 PAGES = [
     *ROOT.glob("*.md"),
     *(
@@ -29,14 +28,6 @@ PAGES = [
         for page in (ROOT / name).rglob("*.md")
     ),
 ]
-README, TUTORIAL = (ROOT / "README.md").read_text(), (ROOT / "docs" / "tutorial.md").read_text()
-API, FURTHER = ((ROOT / "docs" / "reference" / name).read_text() for name in ("api.md", "further-names.md"))
-FACADES = sorted({*re.findall(r"^## `(trackbed(?:\.\w+)?)`$", API + FURTHER, flags=re.MULTILINE)})
-
-
-def snippets(language, text=TUTORIAL):
-    """The fenced blocks of one language, in the tutorial if nothing else is said."""
-    return re.findall(rf"^```{language}\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
 
 
 def anchors(page):
@@ -69,27 +60,15 @@ def test_paths_that_are_named_are_there(page):
         assert (ROOT / path).exists(), path
 
 
-def test_the_reference_is_made_from_the_signatures_and_docstrings():
-    if sys.version_info[:2] != (3, 11):
-        pytest.skip("another version of Python writes annotations in another way")
-    found = subprocess.run(
-        [sys.executable, "-c", "import json, make_api; print(json.dumps(make_api.make_pages()))"],
-        cwd=ROOT / "docs" / "reference",
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    for page, text in json.loads(found.stdout).items():
-        is_same = (ROOT / "docs" / "reference" / page).read_text() == text
-        assert is_same, f"{page}: run python docs/reference/make_api.py"
-
-
-@pytest.mark.parametrize("facade", FACADES)
-def test_the_reference_lists_the_names_of_a_facade(facade):
-    pages = [page for page in (API, FURTHER) if f"\n## `{facade}`\n" in page]
-    sections = [page.split(f"\n## `{facade}`\n")[1].split("\n## ")[0] for page in pages]
-    names = [name for section in sections for name in re.findall(r"^### `(\w+)`$", section, flags=re.MULTILINE)]
-    assert sorted(names) == sorted(import_module(facade).__all__)
+def test_the_reference_has_every_public_name(tmp_path):
+    command = [sys.executable, str(ROOT / "docs" / "site" / "reference.py"), str(tmp_path)]
+    subprocess.run(command, check=True)
+    pages = {page.stem: page.read_text() for page in tmp_path.iterdir()}
+    named = {*re.findall(r"`(trackbed(?:\.\w+)?)`", (ROOT / "docs" / "reference" / "names.md").read_text())}
+    assert set(pages) == named
+    for facade, page in pages.items():
+        names = re.findall(r"^### `(\w+)`$", page, flags=re.MULTILINE)
+        assert sorted(names) == sorted(import_module(facade).__all__)
 
 
 def test_the_messages_of_the_troubleshooting_page_are_those_of_the_code():
@@ -110,43 +89,6 @@ def test_examples_give_what_the_page_says(page):
     failed, tried = doctest.testfile(str(page), module_relative=False, optionflags=doctest.NORMALIZE_WHITESPACE)
     assert tried > 0
     assert failed == 0
-
-
-@pytest.fixture(scope="module")
-def first_hour(tmp_path_factory):
-    """A folder in which the tutorial's commands have run, and its blend file and programs lie."""
-    folder = tmp_path_factory.mktemp("tutorial")
-    for name, word in (("web", "page"), ("books", "chapter")):
-        texts = [f"{word} {number}: the quick brown fox jumps over the lazy dog. " * 40 for number in range(400)]
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    (shell,) = snippets("bash")
-    for line in shell.strip().splitlines():
-        program, *arguments = line.split("#")[0].split()
-        assert program == "trackbed"
-        subprocess.run([sys.executable, "-m", "trackbed", *arguments], cwd=folder, check=True, capture_output=True)
-    (blend,) = snippets("toml")
-    (folder / "blend.toml").write_text(blend)
-    for command in ("blend", "build"):
-        subprocess.run([sys.executable, "-m", "trackbed", command, "blend.toml"], cwd=folder, check=True)
-    for name, program in zip(("program.py", "train.py"), snippets("python"), strict=False):
-        (folder / name).write_text(program)
-    return folder
-
-
-def torchrun(folder, program, ranks):
-    """Runs a program on `ranks` ranks, and returns what it prints."""
-    launcher = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone"]
-    found = subprocess.run(
-        [*launcher, "--nproc-per-node", str(ranks), program],
-        cwd=folder,
-        check=False,
-        timeout=120,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert found.returncode == 0, found.stderr
-    return found.stdout
 
 
 def test_the_readmes_program_runs_and_goes_on_on_another_number_of_ranks(first_hour, tmp_path):

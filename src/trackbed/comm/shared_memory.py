@@ -53,9 +53,10 @@ class SharedMemory:
         """Number of bytes."""
         return len(self.mapping)
 
-    def __del__(self) -> None:
-        with contextlib.suppress(OSError):
-            os.close(self._descriptor)
+    # Its names are bound, as those of modules are gone at the end of the interpreter.
+    def __del__(self, close: Callable[[int], None] = os.close, suppress: Any = contextlib.suppress) -> None:
+        with suppress(OSError):
+            close(self._descriptor)
 
     def offer(self) -> list[Any]:
         """Describes the memory, in JSON, so that another process can attach to it as long as this object lives."""

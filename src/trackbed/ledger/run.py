@@ -411,7 +411,7 @@ def open_run(
                         "datasets": _prefixes(splits),
                     },
                 )
-        number = next(_numbers.setdefault(group, itertools.count())) if group.size > 1 else 0
+        number = 0 if group is SOLO else next(_numbers.setdefault(group, itertools.count()))
         own = group.child(f"run {number}")
         own.barrier()  # a rank that first connects after the end of rank 0, which has the store, would wait in vain
     except BaseException:

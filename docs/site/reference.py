@@ -1,8 +1,9 @@
-"""Writes the public names with their signatures and docstrings: `python docs/reference/make_api.py`.
+"""Writes the reference of the site from signatures and docstrings: `python docs/site/reference.py FOLDER`.
 
-`api.md` has those that a page of the documentation uses, `further-names.md` all others.
+A page for each package with public names, and on it first those that the documentation uses.
 """
 
+import argparse
 import ast
 import dataclasses
 import enum
@@ -18,8 +19,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-FOLDER = Path(__file__).parent
-ROOT = FOLDER.parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 FACADES = (
     "trackbed",
     "trackbed.preprocess",
@@ -37,23 +37,11 @@ FACADES = (
     "trackbed.megatron",
     "trackbed.errors",
 )
-HEADS = {
-    "api.md": """# Public names
+FURTHER = """
+## Further names
 
-Made from the signatures and docstrings by `python docs/reference/make_api.py`; a test compares the two. A program of
-your own needs the names of [`trackbed`](#trackbed), and of other packages those that the documentation uses, which are
-on this page. [All others](further-names.md) are public too ([ADR 5](../adr/0005-what-is-public.md)), most of them for
-code that was written for Megatron Core: names, arguments and their order are Megatron Core's, also where they would be
-others in a new library. What is on neither page may change without notice.
-
-""",
-    "further-names.md": """# Further public names
-
-Those that [the other page](api.md) does not have, because the code on the pages of the documentation does not use them.
-Made in the same way.
-
-""",
-}
+The documentation does not use them; most are for code that was written for Megatron Core.
+"""
 WIDTH = 130
 _CALLS = {"__iter__": "iter(self)", "__len__": "len(self)"}
 # Members whose place the words of the pages do not tell: a program needs these, and none of those.
@@ -66,7 +54,7 @@ _CALLED = {"IndexedDatasetBuilder"}
 def make_pages() -> dict[str, str]:
     """Returns the text of each page, by file name."""
     used = _used_words() | _results(_used_words())
-    return {page: head + _page(is_main=page == "api.md", used=used) for page, head in HEADS.items()}
+    return {f"{facade}.md": _page(facade, used) for facade in FACADES}
 
 
 @cache
@@ -86,28 +74,20 @@ def _results(used: set[str]) -> set[str]:
     return {word for text in found for word in re.findall(r"\w+", text)}
 
 
-def _page(*, is_main: bool, used: set[str]) -> str:
-    listed = {
-        facade: [name for name in import_module(facade).__all__ if (facade == "trackbed" or name in used) is is_main]
-        for facade in FACADES
-    }
-    facades = [facade for facade in FACADES if listed[facade]]
-    contents = "".join(f"- [`{facade}`](#{facade.replace('.', '')})\n" for facade in facades)
-    return contents + "".join(_section(facade, listed[facade]) for facade in facades)
-
-
-def _section(facade: str, names: list[str]) -> str:
+def _page(facade: str, used: set[str]) -> str:
     module = import_module(facade)
-    entries = (
-        f"\n### `{name}`\n\n{_entry(facade, name, getattr(module, name))}"
-        for name in sorted(names, key=lambda one: (one.startswith("_"), one.lower()))
-    )
-    return f"\n## `{facade}`\n\n{_text(module.__doc__)}{''.join(entries)}"
+    names = sorted(module.__all__, key=lambda one: (one.startswith("_"), one.lower()))
+    main = [name for name in names if facade == "trackbed" or name in used]
+    others = [name for name in names if name not in main]
+    entries = ["".join(f"\n### `{name}`\n\n{_entry(facade, name)}" for name in part) for part in (main, others)]
+    further = f"{FURTHER if main else ''}{entries[1]}" if others else ""
+    return f"# `{facade}`\n\n{_text(module.__doc__)}\n## Names\n{entries[0]}{further}"
 
 
-def _entry(facade: str, name: str, found: Any) -> str:
+def _entry(facade: str, name: str) -> str:
+    found = getattr(import_module(facade), name)
     if facade != "trackbed" and getattr(import_module("trackbed"), name, None) is found:
-        return f"The same as [`trackbed.{name}`](api.md#{name.lower()}).\n"
+        return f"The same as [`trackbed.{name}`](trackbed.md#{name.lower()}).\n"
     if isinstance(found, type):
         return _class(name, found, is_whole=facade == "trackbed" or name in _CALLED)
     if isinstance(found, types.FunctionType):
@@ -312,6 +292,15 @@ def _text(docstring: str | None) -> str:
     return "\n".join(out).rstrip() + "\n" if out else ""
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Writes the pages."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="folder of the pages")
+    folder = parser.parse_args().folder
+    folder.mkdir(parents=True, exist_ok=True)
     for page, text in make_pages().items():
-        (FOLDER / page).write_text(text)
+        (folder / page).write_text(text)
+
+
+if __name__ == "__main__":
+    main()
