@@ -26,6 +26,7 @@
 #include "trackbed/legacy_shuffle.hpp"
 #include "trackbed/narrow.hpp"
 #include "trackbed/numpy_random.hpp"
+#include "trackbed/packing.hpp"
 #include "trackbed/permutation.hpp"
 #include "trackbed/sample_index.hpp"
 #include "trackbed/sentence_mapping.hpp"
@@ -168,6 +169,63 @@ nb::object permutations_of(Array<const std::int64_t> sizes) {
   }
   return nb::cast(nb::ndarray<nb::numpy, std::uint64_t, nb::ndim<1>>(reinterpret_cast<std::uint64_t*>(permutations),
                                                                      {words}, owner));
+}
+
+// The words of structures, in an array that owns them.
+template <class Word, class Structure>
+nb::object words_of(std::vector<Structure>&& structures) {
+  static_assert(sizeof(Structure) % sizeof(Word) == 0 && alignof(Word) <= alignof(Structure));
+  const std::size_t words = structures.size() * sizeof(Structure) / sizeof(Word);
+  auto* kept = new std::vector<Structure>(std::move(structures));
+  const nb::capsule owner(kept, [](void* p) noexcept { delete static_cast<std::vector<Structure>*>(p); });
+  return nb::cast(nb::ndarray<nb::numpy, Word, nb::ndim<1>>(reinterpret_cast<Word*>(kept->data()), {words}, owner));
+}
+
+std::tuple<nb::object, nb::object, std::uint64_t> plan_packs(Words counts, std::uint64_t most_items) {
+  trackbed::PackPlan plan;
+  {
+    const nb::gil_scoped_release no_gil;
+    plan = trackbed::plan_packs(span_of(counts), most_items);
+  }
+  return {words_of<std::uint64_t>(std::move(plan.nodes)), words_of<std::uint64_t>(std::move(plan.leaves)),
+          plan.num_packs};
+}
+
+trackbed::PackShape pack_shape_of(const std::tuple<std::uint64_t, std::uint64_t, int>& shape) {
+  const auto& [sequence_length, multiple, long_documents] = shape;
+  return {sequence_length, multiple, static_cast<trackbed::LongDocuments>(long_documents)};
+}
+
+void count_items(Array<const std::int32_t> lengths, const std::tuple<std::uint64_t, std::uint64_t, int>& shape,
+                 Array<std::uint64_t> counts) {
+  const nb::gil_scoped_release no_gil;
+  trackbed::count_items(span_of(lengths), pack_shape_of(shape), span_of(counts));
+}
+
+void sort_items(Array<const std::int32_t> lengths, const std::tuple<std::uint64_t, std::uint64_t, int>& shape,
+                Words counts, Array<std::uint32_t> documents) {
+  const nb::gil_scoped_release no_gil;
+  trackbed::sort_items(span_of(lengths), pack_shape_of(shape), span_of(counts), span_of(documents));
+}
+
+// [3 N] document, start and stop of each piece, and how many pieces there are before each pack.
+std::tuple<nb::object, nb::object> find_packs(Words nodes, Words leaves, Words first_items,
+                                              Array<const std::uint32_t> documents, Array<const std::int32_t> lengths,
+                                              const std::tuple<std::uint64_t, std::uint64_t, int>& shape, Words packs,
+                                              Words keys) {
+  std::vector<trackbed::PackedPiece> pieces;
+  std::vector<std::int64_t> firsts(packs.size() + 1, 0);
+  {
+    const nb::gil_scoped_release no_gil;
+    const trackbed::PackTables tables{structures_of<const trackbed::PackNode>(nodes),
+                                      structures_of<const trackbed::PackLeaf>(leaves), span_of(first_items),
+                                      span_of(documents), span_of(lengths)};
+    for (std::size_t i = 0; i < packs.size(); ++i) {
+      trackbed::find_pack(tables, pack_shape_of(shape), packs.data()[i], keys.data()[i], pieces);
+      firsts[i + 1] = static_cast<std::int64_t>(pieces.size());
+    }
+  }
+  return {words_of<std::int64_t>(std::move(pieces)), words_of<std::int64_t>(std::move(firsts))};
 }
 
 void instant_locate(Words nodes, Array<const std::int64_t> first_samples, Array<const std::int64_t> first_nodes,
@@ -446,6 +504,10 @@ NB_MODULE(_native, m) {
   m.def("permutations_of", &permutations_of);
   m.def("instant_locate", &instant_locate, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
         nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), poll);
+  m.def("plan_packs", &plan_packs);
+  m.def("count_items", &count_items);
+  m.def("sort_items", &sort_items);
+  m.def("find_packs", &find_packs);
   m.def("new_workers", &new_workers);
   m.def("gather", &gather, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
         nb::arg(), nb::arg(), poll);

@@ -219,3 +219,27 @@ def interleaving_counts(
     counts: npt.NDArray[np.int64],
     /,
 ) -> None: ...
+def plan_packs(
+    counts: npt.NDArray[np.uint64], most_items: int, /
+) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64], int]: ...
+def count_items(
+    lengths: npt.NDArray[np.int32], shape: tuple[int, int, int], counts: npt.NDArray[np.uint64], /
+) -> None: ...
+def sort_items(
+    lengths: npt.NDArray[np.int32],
+    shape: tuple[int, int, int],
+    counts: npt.NDArray[np.uint64],
+    documents: npt.NDArray[np.uint32],
+    /,
+) -> None: ...
+def find_packs(
+    nodes: npt.NDArray[np.uint64],
+    leaves: npt.NDArray[np.uint64],
+    first_items: npt.NDArray[np.uint64],
+    documents: npt.NDArray[np.uint32],
+    lengths: npt.NDArray[np.int32],
+    shape: tuple[int, int, int],
+    packs: npt.NDArray[np.uint64],
+    keys: npt.NDArray[np.uint64],
+    /,
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]: ...

@@ -451,3 +451,36 @@ def _stretch(sources: SampleSources, dataset: int, sample: int, shape: SampleSha
         pieces.append(sequence[max(start, 0) :] if start < len(sequence) else sequence[:0])
         start -= len(sequence)
     return pieces
+
+
+def best_fit_decreasing(lengths: Sequence[int], capacity: int, most_items: int | None = None) -> list[list[int]]:
+    """Packs items one by one: the longest first, each into the pack with the least room in which it fits.
+
+    >>> best_fit_decreasing([3, 8, 2, 1, 5], 8)
+    [[8], [5, 3], [2, 1]]
+    """
+    packs: list[list[int]] = []
+    for length in sorted(lengths, reverse=True):
+        rooms = [
+            (capacity - sum(pack), number)
+            for number, pack in enumerate(packs)
+            if most_items is None or len(pack) < most_items
+        ]
+        fitting = [one for one in rooms if one[0] >= length]
+        if fitting:
+            packs[min(fitting)[1]].append(length)
+        else:
+            packs.append([length])
+    return packs
+
+
+def pieces_of_document(num_tokens: int, sequence_length: int, long_documents: str) -> list[tuple[int, int]]:
+    """First input of each piece of a document, and one after the last one.
+
+    >>> [pieces_of_document(20, 8, long) for long in ("split", "cut", "drop")]
+    [[(0, 8), (8, 16), (16, 19)], [(0, 8)], []]
+    """
+    places = num_tokens - 1
+    starts = range(0, places, sequence_length)
+    pieces = [(start, min(start + sequence_length, places)) for start in starts]
+    return pieces if places <= sequence_length or long_documents == "split" else pieces[: long_documents == "cut"]

@@ -1,0 +1,159 @@
+"""Packs of whole documents, which are computed on demand instead of stored.
+
+Shapes: D documents, P packs, W documents of a window.
+"""
+
+from collections import OrderedDict
+from functools import cached_property
+from threading import Lock
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from trackbed.errors import ArgumentError, PlanError
+from trackbed.kernels.integers import check_at_least
+from trackbed.kernels.packing import PackPlan, PackShape, count_items, find_packs, plan_packs, sort_items
+
+PACKING_VERSION: Final = 1
+"""Version of the algorithm. The packs of some lengths and keys never change within a version."""
+_MOST_BYTES: Final = 256 << 20
+"""Memory of the windows that are kept."""
+
+
+class _Window(NamedTuple):
+    """The packs of consecutive documents."""
+
+    plan: PackPlan
+    first_items: npt.NDArray[np.uint64]
+    documents: npt.NDArray[np.uint32]
+    lengths: npt.NDArray[np.int32]
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory, without that of the lengths."""
+        return sum(one.nbytes for one in (self.plan.nodes, self.plan.leaves, self.first_items, self.documents))
+
+
+class Packs:
+    """Packs of at most `shape.sequence_length` places, by best-fit decreasing on the histogram of lengths.
+
+    A document of n tokens takes n - 1 places: its inputs are its tokens but the last, and its labels its tokens but the
+    first. A document of fewer than two tokens is in no pack.
+
+    Args:
+        lengths: `[D]` tokens of each document, int32.
+        shape: length of a pack, and what becomes of longer documents.
+        most_documents: most documents in a pack, at least 1; None for any number.
+        window: W, at least 1: documents are packed with others of their window only, which are read near each other;
+            None to pack all together.
+
+    Raises:
+        ArgumentError: an argument is out of range.
+        PlanError: a length is negative.
+
+    >>> packs = Packs(np.array([4, 9, 3, 2], dtype=np.int32), PackShape(sequence_length=8))
+    >>> len(packs)
+    2
+    >>> pieces, firsts = packs.find([0, 1], keys=[1, 1])
+    >>> pieces.tolist(), firsts.tolist()
+    ([[1, 0, 8], [0, 0, 3], [2, 0, 2], [3, 0, 1]], [0, 1, 4])
+    """
+
+    def __init__(
+        self,
+        lengths: npt.NDArray[np.int32],
+        shape: PackShape,
+        *,
+        most_documents: int | None = None,
+        window: int | None = None,
+    ) -> None:
+        check_at_least(1, window=1 if window is None else window, most_documents=most_documents or 1)
+        if most_documents == 0:
+            raise ArgumentError("most_documents must be a whole number of at least 1, found 0")
+        if len(lengths) and int(lengths.min()) < 0:
+            raise PlanError(f"document {int(lengths.argmin())}: a length must be at least 0, found {lengths.min()}")
+        self.lengths, self.shape = lengths, shape
+        self.most_documents, self.window = most_documents, window
+        self._kept: OrderedDict[int, _Window] = OrderedDict()
+        self._lock = Lock()
+
+    @property
+    def _width(self) -> int:
+        """Documents of a window."""
+        return max(len(self.lengths) if self.window is None else self.window, 1)
+
+    @cached_property
+    def _first_packs(self) -> npt.NDArray[np.int64]:
+        """First pack of each window, and the number of packs."""
+        starts = range(0, len(self.lengths), self._width)
+        if len(starts) == 1:
+            counts = [self._window(0).plan.num_packs]
+        else:
+            parts = (self.lengths[start : start + self._width] for start in starts)
+            counts = [plan_packs(count_items(part, self.shape), self.most_documents).num_packs for part in parts]
+        return np.cumsum([0, *counts], dtype=np.int64)
+
+    def __len__(self) -> int:
+        """P, number of packs."""
+        return int(self._first_packs[-1])
+
+    def find(self, packs: npt.ArrayLike, *, keys: npt.ArrayLike) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Finds the pieces of documents in some packs.
+
+        Args:
+            packs: `[B]` numbers of packs, in `[0, P)`.
+            keys: `[B]` each in `[0, 2**64)`. The packs of one key have each piece of each document once; under another
+                key documents meet others.
+
+        Returns:
+            `[pieces, 3]` document, first input and one after the last input, of all packs one after the other, those of
+            a pack in falling order of length; and `[B + 1]` how many pieces there are before each pack, and in all.
+
+        Raises:
+            ArgumentError: a number is out of range.
+        """
+        numbers = np.asarray(packs, dtype=np.int64).reshape(-1)
+        secrets = np.asarray(keys, dtype=np.uint64).reshape(-1)
+        if len(numbers) and not (int(numbers.min()) >= 0 and int(numbers.max()) < len(self)):
+            raise ArgumentError(f"packs must be in [0, {len(self)}), found {numbers.min()} to {numbers.max()}")
+        windows = np.searchsorted(self._first_packs, numbers, side="right") - 1
+        if len(numbers) and (windows == windows[0]).all():
+            return self._find_in(int(windows[0]), numbers, secrets)
+        parts: list[npt.NDArray[np.int64]] = [np.empty((0, 3), dtype=np.int64)] * len(numbers)
+        for window in np.unique(windows).tolist():
+            places = np.flatnonzero(windows == window)
+            pieces, firsts = self._find_in(window, numbers[places], secrets[places])
+            for place, part in zip(places.tolist(), np.split(pieces, firsts[1:-1]), strict=True):
+                parts[place] = part
+        firsts = np.cumsum([0, *map(len, parts)], dtype=np.int64)
+        return np.concatenate([np.empty((0, 3), dtype=np.int64), *parts]), firsts
+
+    def _find_in(
+        self, number: int, packs: npt.NDArray[np.int64], keys: npt.NDArray[np.uint64]
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Finds the pieces of packs of one window."""
+        window = self._window(number)
+        own = (packs - self._first_packs[number]).astype(np.uint64)
+        plan, first_items, documents, lengths = window
+        pieces, firsts = find_packs(plan, first_items, documents, lengths, self.shape, own, keys)
+        pieces[:, 0] += number * self._width
+        return pieces, firsts
+
+    def _window(self, number: int) -> _Window:
+        """Returns the packs of a window, which are kept for a while."""
+        with self._lock:
+            kept = self._kept.get(number)
+            if kept is not None:
+                self._kept.move_to_end(number)
+                return kept
+        lengths = self.lengths[number * self._width : (number + 1) * self._width]
+        counts = count_items(lengths, self.shape)
+        plan = plan_packs(counts, self.most_documents)
+        first_items = np.concatenate([np.zeros(1, dtype=np.uint64), np.cumsum(counts, dtype=np.uint64)])
+        made = _Window(plan, first_items, sort_items(lengths, self.shape, counts), lengths)
+        with self._lock:
+            self._kept[number] = made
+            while len(self._kept) > 1 and sum(one.num_bytes for one in self._kept.values()) > _MOST_BYTES:
+                self._kept.popitem(last=False)
+        return made

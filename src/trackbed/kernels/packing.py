@@ -1,0 +1,158 @@
+"""Typed wrappers of the kernels that pack documents.
+
+Shapes: D documents, L lengths of items and 0, N items, P packs.
+"""
+
+from dataclasses import dataclass
+from typing import Final, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from trackbed.errors import ArgumentError
+from trackbed.kernels import _native
+from trackbed.kernels.integers import check_at_least
+
+LongDocuments = Literal["split", "cut", "drop"]
+_LONG: Final = ("split", "cut", "drop")
+_MOST_DOCUMENTS: Final = 2**32
+_MOST_LENGTHS: Final = 2**31
+
+
+@dataclass(frozen=True, slots=True)
+class PackShape:
+    """What decides the items that documents become.
+
+    Raises:
+        ArgumentError: a field is out of range.
+    """
+
+    sequence_length: int
+    """Places of a pack, in `[1, 2**31)`."""
+    multiple: int = 1
+    """Each item is padded to a multiple of so many places, which must divide `sequence_length`."""
+    long_documents: LongDocuments = "split"
+    """A document that does not fit into a pack gives pieces of a whole pack each and the rest ("split"), its beginning
+    ("cut"), or nothing ("drop")."""
+
+    def __post_init__(self) -> None:
+        """Checks the fields."""
+        check_at_least(1, sequence_length=self.sequence_length, multiple=self.multiple)
+        if self.sequence_length >= _MOST_LENGTHS:
+            raise ArgumentError(f"sequence_length must be below 2**31, found {self.sequence_length}")
+        if self.sequence_length % self.multiple:
+            raise ArgumentError(
+                f"multiple must divide {self.sequence_length}, the sequence_length, found {self.multiple}"
+            )
+        if self.long_documents not in _LONG:
+            raise ArgumentError(f"long_documents must be one of {', '.join(_LONG)}, found {self.long_documents!r}")
+
+    @property
+    def capacity(self) -> int:
+        """Units of length that a pack holds."""
+        return self.sequence_length // self.multiple
+
+    def fields(self) -> tuple[int, int, int]:
+        """Returns the fields as the kernels take them."""
+        return self.sequence_length, self.multiple, _LONG.index(self.long_documents)
+
+
+class PackPlan(NamedTuple):
+    """Groups of packs with the same lengths, and where they begin."""
+
+    nodes: npt.NDArray[np.uint64]
+    """`[4 nodes]` words of `native/include/trackbed/packing.hpp`'s structures."""
+    leaves: npt.NDArray[np.uint64]
+    """`[3 leaves]` words."""
+    num_packs: int
+
+
+def count_items(lengths: npt.NDArray[np.int32], shape: PackShape) -> npt.NDArray[np.uint64]:
+    """`[L]` number of items of each length, in units; that of length 0 is 0.
+
+    Args:
+        lengths: `[D]` tokens of each document.
+        shape: what decides the items.
+    """
+    counts = np.empty(shape.capacity + 1, dtype=np.uint64)
+    _native.count_items(_checked(lengths), shape.fields(), counts)
+    return counts
+
+
+def sort_items(
+    lengths: npt.NDArray[np.int32], shape: PackShape, counts: npt.NDArray[np.uint64]
+) -> npt.NDArray[np.uint32]:
+    """`[N]` documents of the items, in rising order of length; those of one length in rising order.
+
+    Args:
+        lengths: `[D]` tokens of each document.
+        shape: what decides the items.
+        counts: `[L]` from `count_items`, of the same arguments: others would be written beyond the end.
+    """
+    documents = np.empty(int(counts.sum()), dtype=np.uint32)
+    _native.sort_items(_checked(lengths), shape.fields(), counts, documents)
+    return documents
+
+
+def plan_packs(counts: npt.NDArray[np.uint64], most_items: int | None = None) -> PackPlan:
+    """Packs items by best-fit decreasing: as many packs as if they were packed one by one.
+
+    Args:
+        counts: `[L]` number of items of each length; the longest one fills a pack.
+        most_items: most items in a pack, at least 1; None for any number.
+
+    Raises:
+        ArgumentError: an argument is out of range.
+    """
+    if counts.dtype != np.uint64 or counts.ndim != 1 or len(counts) < 2 or counts[0] != 0:
+        raise ArgumentError(
+            f"counts must be a vector of uint64 that begins with 0, found {counts.dtype} {counts.shape}"
+        )
+    check_at_least(1, most_items=1 if most_items is None else most_items)
+    most = len(counts) if most_items is None else min(most_items, len(counts))
+    return PackPlan(*_native.plan_packs(np.ascontiguousarray(counts), most))
+
+
+def find_packs(
+    plan: PackPlan,
+    first_items: npt.NDArray[np.uint64],
+    documents: npt.NDArray[np.uint32],
+    lengths: npt.NDArray[np.int32],
+    shape: PackShape,
+    packs: npt.NDArray[np.uint64],
+    keys: npt.NDArray[np.uint64],
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Finds the pieces of documents in some packs.
+
+    Args:
+        plan: from `plan_packs`.
+        first_items: `[L + 1]` number of shorter items than each length.
+        documents: `[N]` from `sort_items`.
+        lengths: `[D]` tokens of each document.
+        shape: what decides the items.
+        packs: numbers of packs, below `plan.num_packs`.
+        keys: one for each pack; packs of one key have each item once.
+
+    Returns:
+        `[pieces, 3]` document, first input and one after the last input, of all packs one after the other, those of a
+        pack in falling order of length; and how many pieces there are before each pack, and in all.
+
+    Raises:
+        ArgumentError: a number of a pack is out of range.
+    """
+    if len(packs) and int(packs.max()) >= plan.num_packs:
+        raise ArgumentError(f"packs must be in [0, {plan.num_packs}), found {int(packs.max())}")
+    if packs.shape != keys.shape:
+        raise ArgumentError(f"packs and keys must be of one number, found {len(packs)} and {len(keys)}")
+    pieces, firsts = _native.find_packs(
+        plan.nodes, plan.leaves, first_items, documents, lengths, shape.fields(), packs, keys
+    )
+    return pieces.reshape(-1, 3), firsts
+
+
+def _checked(lengths: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    if lengths.dtype != np.int32 or lengths.ndim != 1 or not (lengths.flags.c_contiguous and lengths.flags.aligned):
+        raise ArgumentError(f"lengths must be a contiguous vector of int32, found {lengths.dtype} {lengths.shape}")
+    if len(lengths) > _MOST_DOCUMENTS:
+        raise ArgumentError(f"lengths must be of at most 2**32 documents, found {len(lengths)}")
+    return lengths
