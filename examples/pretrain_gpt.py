@@ -35,9 +35,10 @@ import signal
 import sys
 import tomllib
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from types import UnionType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import torch
 import torch.distributed as dist
@@ -76,7 +77,7 @@ class RunConfig:
     steps: int
     global_batch_size: int | list[list[int]]
     micro_batch_size: int = 4
-    parallel: str = "ddp"
+    parallel: Literal["ddp", "fsdp2"] = "ddp"
     checkpoint_every: int = 20
     keep_checkpoints: int = 3
     writer: Literal["thread", "process"] = "thread"
@@ -92,31 +93,78 @@ class RunConfig:
         return next(size for first, size in reversed(self.global_batch_size) if first <= step)
 
 
+TABLES = {"": RunConfig, "model": ModelSize, "optimizer": OptimizerOptions}
+LEAST = {
+    **dict.fromkeys(
+        ("steps", "micro_batch_size", "checkpoint_every", "keep_checkpoints", "width", "heads", "layers"), 1
+    ),
+    **dict.fromkeys(("eval_every", "warmup_steps", "weight_decay", "learning_rate", "seed"), 0),
+}
+"""Lowest value of numbers in the file."""
+
+
 def read_config(path: Path) -> RunConfig:
     """Reads the file of a run. Exits with a message if it is wrong."""
-    text = path.read_text()
     try:
+        text = path.read_text()
         table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (OSError, ValueError) as error:
         sys.exit(f"{path}: {error}")
-    for name, kind in (("", RunConfig), ("model", ModelSize), ("optimizer", OptimizerOptions)):
+    for name, kind in TABLES.items():
         given = table.get(name, {}) if name else table
-        known = [one.name for one in fields(kind)]
-        for key in given:
-            if key not in known:
-                where = 1 + text[: re.search(rf"^\s*[\"']?{re.escape(key)}\b", text, re.MULTILINE).start()].count("\n")
-                sys.exit(f"{path}:{where}: keys of {name or 'the file'} are {', '.join(known)}; found {key!r}")
+        if not isinstance(given, dict):
+            sys.exit(f"{path}:{line_of(name, text)}: {name} must be a table, found {given!r}")
+        hints = get_type_hints(kind)
+        for key, value in given.items():
+            problem = None if not name and key in TABLES else problem_of(key, value, hints)
+            if problem:
+                sys.exit(f"{path}:{line_of(key, text)}: {problem}, found {key} = {value!r}")
     missing = [name for name in ("run", "blend", "steps", "global_batch_size") if name not in table]
     if missing:
         sys.exit(f"{path}: must have {', '.join(missing)}")
     config = RunConfig(
-        **{name: value for name, value in table.items() if name not in ("model", "optimizer")},
+        **{name: value for name, value in table.items() if name not in TABLES},
         model=ModelSize(**table.get("model", {})),
         optimizer=OptimizerOptions(**table.get("optimizer", {})),
     )
-    if config.parallel not in ("ddp", "fsdp2"):
-        sys.exit(f'{path}: parallel must be "ddp" or "fsdp2", found {config.parallel!r}')
+    if config.model.width % config.model.heads:
+        sys.exit(f"{path}: width must be a multiple of heads, found {config.model.width} and {config.model.heads}")
     return config
+
+
+def line_of(key: str, text: str) -> int:
+    """Number of the line that has a key."""
+    found = re.search(rf"""^\s*[\["']*{re.escape(key)}\b""", text, re.MULTILINE)
+    return 1 if found is None else 1 + text[: found.end()].count("\n")
+
+
+def problem_of(key: str, value: Any, hints: dict[str, Any]) -> str | None:
+    """Says what must hold for a value of the file and does not, if anything."""
+    if key not in hints:
+        return f"keys must be {', '.join(hints)}"
+    if not is_of(value, hints[key]):
+        kind = hints[key]
+        return f"{key} must be {kind.__name__ if isinstance(kind, type) else str(kind).replace('typing.', '')}"
+    if isinstance(value, int | float) and value < LEAST.get(key, value):
+        return f"{key} must be at least {LEAST[key]}"
+    if key == "global_batch_size":
+        pairs = value if isinstance(value, list) else [[0, value]]
+        firsts = [pair[0] for pair in pairs if len(pair) == 2 and pair[1] >= 1]
+        if len(firsts) < len(pairs) or firsts != sorted(set(firsts)) or firsts[:1] != [0]:
+            return f"{key} must be at least 1, or pairs of first step and size, the first of step 0, in rising order"
+    return None
+
+
+def is_of(value: Any, kind: Any) -> bool:
+    """True if a value of TOML is of a type."""
+    origin, parts = get_origin(kind), get_args(kind)
+    if origin is Literal:
+        return value in parts
+    if origin is list:
+        return isinstance(value, list) and all(is_of(one, parts[0]) for one in value)
+    if isinstance(kind, UnionType):
+        return any(is_of(value, part) for part in parts)
+    return isinstance(value, (int, float) if kind is float else kind) and not isinstance(value, bool)
 
 
 class Waits:
@@ -202,6 +250,8 @@ def train(config: RunConfig, run: trackbed.Run, checkpointer: trackbed.Checkpoin
     schedule = torch.optim.lr_scheduler.LambdaLR(trained.adamw, lambda step: learning_rate_at(step, config))
     loader = run.loader(batch_size=config.micro_batch_size, skip=config.skip)
     micro_batch = config.micro_batch_size * loader.num_ranks
+    if config.eval_every and not any(map(len, run.splits.validation_sets)):
+        sys.exit("eval_every must be 0 for a blend without samples of its valid split")
     wrong = [size for step in range(config.steps) if (size := config.batch_size_of(step)) % micro_batch]
     if wrong:
         sys.exit(f"global_batch_size must be a multiple of micro_batch_size x ranks = {micro_batch}, found {wrong[0]}")
@@ -264,11 +314,12 @@ def learning_rate_at(step: int, config: RunConfig) -> float:
 @torch.no_grad()
 def evaluate(run: trackbed.Run, model: GPT) -> None:
     """Records the mean loss of the valid split, and that of each dataset in it. Every rank reads a part."""
-    loader = trackbed.BatchLoader(run.splits.valid, batch_size=4, drop_last=False)
-    sums = torch.zeros((2, len(run.splits.valid.datasets)), dtype=torch.float64)
+    valid = run.splits.valid
+    loader = trackbed.BatchLoader(valid, batch_size=4, drop_last=False)
+    sums = torch.zeros((2, len(getattr(valid, "datasets", [valid]))), dtype=torch.float64)
     for batch in loader:
         losses = losses_of(model, batch)
-        ids = batch["dataset_id"].long()
+        ids = batch["dataset_id"].long() if "dataset_id" in batch else torch.zeros(len(losses), dtype=torch.int64)
         sums[0].index_add_(0, ids, losses.double())
         sums[1].index_add_(0, ids, torch.ones(len(ids), dtype=torch.float64))
     if dist.is_initialized():

@@ -80,6 +80,8 @@ class Steering:
     _thread: DaemonThreads = field(default_factory=lambda: DaemonThreads("trackbed-blend"))
     _stamp: tuple[float, Any] = (0.0, None)
     """When the file was first seen as it is, by the clock of `time.monotonic`, and its size and times."""
+    _read: Any = None
+    """Size and times of the file when it was last read."""
     _seen: bytes = b""
     """Last content that was announced, on rank 0."""
     _opening: tuple[bytes, Future[Splits]] | None = None
@@ -115,9 +117,13 @@ class Steering:
             now = time.monotonic()
             if stamp != self._stamp[1]:
                 self._stamp = (now, stamp)
-            if now - self._stamp[0] < SETTLE_SECONDS or (content := self.source.read_bytes()) == self._seen:
+            if stamp == self._read or now - self._stamp[0] < SETTLE_SECONDS:
                 return None
+            content = self.source.read_bytes()
         except OSError:  # a file that is gone says nothing
+            return None
+        self._read = stamp
+        if content == self._seen:
             return None
         self._seen = content
         try:
@@ -183,7 +189,7 @@ class Steering:
     def begin_again(self, version: Version) -> None:
         """Takes over the version of a checkpoint. What the file says now is a change of it."""
         self.version = version
-        self._opening = self._settled = None
+        self._opening = self._settled = self._read = None
         self._seen = version.content
 
     def close(self) -> None:
