@@ -10,7 +10,6 @@ namespace trackbed {
 
 namespace {
 
-constexpr std::int64_t kPrefetchedLines = 512;  // cache lines of 64 bytes
 constexpr std::size_t kPlanned = 16;            // samples planned per task: some microseconds
 constexpr std::size_t kMaskRows = 256;          // rows of an attention mask per task: up to a few milliseconds
 
@@ -55,17 +54,6 @@ class Text {
   std::int64_t* labels_;
   std::int64_t at_ = 0;
 };
-
-// Prefetches tokens of scattered spans, so that their cache misses overlap.
-void prefetch(const std::vector<Span>& spans, std::int64_t token_bytes) {
-  constexpr std::int64_t kLine = 64;
-  std::int64_t lines = kPrefetchedLines;
-  for (const Span& span : spans) {
-    for (std::int64_t byte = 0; byte < span.count * token_bytes && lines > 0; byte += kLine, --lines) {
-      __builtin_prefetch(span.tokens + byte);
-    }
-  }
-}
 
 // True if a token of this type can have the value `pad`.
 bool can_be(std::int64_t dtype, std::int64_t pad) {
@@ -301,13 +289,13 @@ Gathered gather(std::span<const SampleSource> sources, const TokenFiles& files, 
   }
   Batch batch(shape, rows, level, size);
   if (size > 0) {
-    prefetch(plans[0].spans, token_bytes_of(dtype_of(0)));
+    prefetch_tokens(plans[0].spans, token_bytes_of(dtype_of(0)));
   }
   workers.run(static_cast<std::int64_t>(size), num_threads, poll, [&](std::int64_t number) {
     const auto sample = static_cast<std::size_t>(number);
     const std::size_t next = sample + 1;
     if (next < size) {  // almost always this thread's next sample
-      prefetch(plans[next].spans, token_bytes_of(dtype_of(next)));
+      prefetch_tokens(plans[next].spans, token_bytes_of(dtype_of(next)));
     }
     batch.write(sample, dtype_of(sample), plans[sample]);
   });

@@ -312,6 +312,65 @@ Planned plan_spans(const SampleSource& source, const TokenFiles& files, std::int
   return Planner(source, files, length, extra, plan)(position);
 }
 
+void prefetch_tokens(std::span<const Span> spans, std::int64_t token_bytes) {
+  constexpr std::int64_t kLine = 64;
+  std::int64_t lines = 512;
+  for (const Span& span : spans) {
+    for (std::int64_t byte = 0; byte < span.count * token_bytes && lines > 0; byte += kLine, --lines) {
+      __builtin_prefetch(span.tokens + byte);
+    }
+  }
+}
+
+void approach_pieces(const SampleSource& source, std::span<const TokenFile> files,
+                     std::span<const PackedPiece> pieces) {
+  const auto its_files =
+      files.subspan(static_cast<std::size_t>(source.first_file), static_cast<std::size_t>(source.num_files));
+  for (const PackedPiece& piece : pieces) {
+    const TokenFile& file = file_of(its_files, piece.document);
+    const std::int64_t sequence = difference(piece.document, file.first_sequence);
+    if (file.lengths != nullptr && is_in(sequence, file.num_sequences)) {
+      __builtin_prefetch(file.lengths + sequence * static_cast<std::int64_t>(sizeof(std::int32_t)));
+      __builtin_prefetch(file.pointers + sequence * static_cast<std::int64_t>(sizeof(std::int64_t)));
+    }
+  }
+}
+
+Planned plan_pieces(const SampleSource& source, const TokenFiles& files, std::span<const PackedPiece> pieces,
+                    SampleSpans& plan) {
+  plan.spans.clear();
+  plan.borders.clear();
+  plan.absent.clear();
+  plan.missing.clear();
+  const std::int64_t token_bytes = token_bytes_of(source.dtype);
+  if (token_bytes == 0) {
+    return Planned::refused;
+  }
+  const auto its_files =
+      files.files.subspan(static_cast<std::size_t>(source.first_file), static_cast<std::size_t>(source.num_files));
+  for (const PackedPiece& piece : pieces) {
+    const TokenFile& file = file_of(its_files, piece.document);
+    const std::int64_t sequence = difference(piece.document, file.first_sequence);
+    const std::int64_t number = &file - files.files.data();
+    if (!is_in(sequence, file.num_sequences)) {
+      return Planned::refused;
+    }
+    if (file.lengths == nullptr) {
+      if (plan.absent.empty() || plan.absent.back() != number) {
+        plan.absent.push_back(number);
+      }
+      continue;
+    }
+    std::int64_t byte = 0;
+    if (piece.start < 0 || piece.stop < piece.start || piece.stop >= load<std::int32_t>(file.lengths, sequence) ||
+        __builtin_add_overflow(load<std::int64_t>(file.pointers, sequence), piece.start * token_bytes, &byte) ||
+        !add_span(files, number, byte, piece.stop - piece.start + 1, token_bytes, plan)) {
+      return Planned::refused;
+    }
+  }
+  return plan.absent.empty() && plan.missing.empty() ? Planned::whole : Planned::absent;
+}
+
 Planned plan_sentences(const SampleSource& source, const TokenFiles& files, std::int64_t position,
                        SentenceSpans& plan) {
   constexpr std::uint64_t kMostSentences = std::uint64_t{1} << 24;  // more are damage, and would take memory

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from tests.support.tiers import slow_but
 from trackbed.errors import ArgumentError, PlanError
-from trackbed.index.packing import Packs, PackShape
-from trackbed.kernels.packing import count_items, plan_packs
+from trackbed.index.packing import Packs
+from trackbed.kernels.packing import PackShape, count_items, plan_packs
 from trackbed.kernels.reference import best_fit_decreasing, pieces_of_document
 
 

@@ -52,7 +52,7 @@ def test_parts_are_those_of_megatron_core_and_together_the_batch(batch_size, par
         ({}, -1, 2, "rank must be a whole number of at least 0, found -1"),
         ({}, 0, 0, "size must be a whole number of at least 1, found 0"),
         ({}, 0, 3, "tokens must have a multiple of 6 tokens, found 16"),
-        ({"cu_seqlens": torch.zeros(3)}, 0, 2, "must have no borders of documents, found"),
+        ({"cu_seqlens": torch.zeros(3)}, 0, 2, "must be packs end to end"),
     ],
 )
 def test_what_cannot_be_cut_is_refused(more, rank, size, words):

@@ -4,6 +4,8 @@
 #include <span>
 #include <vector>
 
+#include "trackbed/sample_spans.hpp"
+
 // Packs: groups of items whose lengths add up to at most a capacity, by best-fit decreasing.
 //
 // The longest item comes first, and each goes into the pack with the least room in which it fits. Items of one length
@@ -68,13 +70,6 @@ void count_items(std::span<const std::int32_t> lengths, const PackShape& shape, 
 // those of count_items. Requires: as many documents as items, and at most 2**32 lengths.
 void sort_items(std::span<const std::int32_t> lengths, const PackShape& shape, std::span<const std::uint64_t> counts,
                 std::span<std::uint32_t> documents);
-
-// Part of a document in a pack: inputs are its tokens [start, stop), labels are those one further.
-struct PackedPiece {
-  std::int64_t document;
-  std::int64_t start;
-  std::int64_t stop;
-};
 
 struct PackTables {
   std::span<const PackNode> nodes;

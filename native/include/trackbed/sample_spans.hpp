@@ -106,6 +106,24 @@ Planned plan_spans(const SampleSource& source, const TokenFiles& files, std::int
 // 0. Every span is checked as by plan_spans(). Requires: as plan_spans(). O(sentences of the sample + log(files)).
 Planned plan_sentences(const SampleSource& source, const TokenFiles& files, std::int64_t position, SentenceSpans& plan);
 
+// Part of a document in a pack: inputs are its tokens [start, stop), labels are those one further.
+struct PackedPiece {
+  std::int64_t document;
+  std::int64_t start;
+  std::int64_t stop;
+};
+
+// Finds the spans of the pieces of a pack, each with the token behind its last input. Every span is checked as by
+// plan_spans(). Requires: as plan_spans(). O(pieces * log(files)).
+Planned plan_pieces(const SampleSource& source, const TokenFiles& files, std::span<const PackedPiece> pieces,
+                    SampleSpans& plan);
+
+// Prefetches what plan_pieces() reads of the index.
+void approach_pieces(const SampleSource& source, std::span<const TokenFile> files, std::span<const PackedPiece> pieces);
+
+// Prefetches tokens of scattered spans, so that their cache misses overlap.
+void prefetch_tokens(std::span<const Span> spans, std::int64_t token_bytes);
+
 // Prefetches memory for plan_spans(), whose reads depend on each other, so that each would otherwise wait for memory.
 // Step s prefetches what step s + 1 reads: to be called with step 0 for all samples of a batch, then with step 1 for
 // all, and so on below kApproachSteps. Does nothing without visits.

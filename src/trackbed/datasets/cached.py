@@ -1,6 +1,7 @@
 """Base class of datasets whose samples are defined by an index, which is an entry of the cache."""
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, Final, Protocol
@@ -89,10 +90,11 @@ class CachedDataset(MegatronDataset, ReadsBatches):
         """Returns the layout of the samples in their files; None if a subclass makes them."""
 
     @abstractmethod
-    def batch_form(self, dataset_id: torch.dtype | None) -> BatchForm:
+    def batch_form(self, members: Sequence[Any], dataset_id: torch.dtype | None) -> BatchForm:
         """Returns the form of batches of such samples.
 
         Args:
+            members: the datasets of the blend, of one class and configuration; this dataset alone without a blend.
             dataset_id: dtype of the dataset's number in a batch, or None to leave it out.
         """
 
@@ -175,7 +177,7 @@ class CachedDataset(MegatronDataset, ReadsBatches):
 
     @cached_property
     def _cached_batch_reader(self) -> BatchReader:
-        return BatchReader([self], self.batch_form(None))
+        return BatchReader([self], self.batch_form([self], None))
 
     def _batch_reader(self) -> BatchReader | None:
         return None if self.makes_its_samples() else self._cached_batch_reader

@@ -34,10 +34,13 @@ _INSTANT_ONLY: Final = {
     "shuffle_window": 1,
 }
 
-OrderName = Literal["megatron", "balanced", "instant"]
+OrderName = Literal["megatron", "balanced", "instant", "packed"]
 """Order of the samples."""
 
 ORDERS: Final[tuple[OrderName, ...]] = get_args(OrderName)
+
+COMPUTED: Final = ("instant", "packed")
+"""Orders without an index: samples are computed on each access."""
 
 
 @dataclass
@@ -101,7 +104,8 @@ class BlendedMegatronDatasetConfig:
 
     order: OrderName = field(default="megatron", kw_only=True)
     """Order of the samples. "megatron": Megatron Core's order, bit for bit. "balanced": a blend in exact proportions,
-    shuffled as a whole. "instant": no index is built, and samples are shuffled instead of documents."""
+    shuffled as a whole. "instant": no index is built, and samples are shuffled instead of documents. "packed": as
+    "instant", but a sample is a pack of whole documents, and not a stretch of the file."""
 
     blend_stages: Sequence[Stage] | None = field(default=None, kw_only=True)
     """First sample and `[K]` weights of each stage of the training blend, with `order="instant"`, and the samples of a
@@ -167,8 +171,8 @@ class BlendedMegatronDatasetConfig:
         if self.order != "megatron" and self.renormalize_blend_weights is not None:
             raise ArgumentError(f"renormalize_blend_weights is a rule of order='megatron', found order={self.order!r}")
         for name, default in _INSTANT_ONLY.items():
-            if self.order != "instant" and getattr(self, name) != default:
-                raise ArgumentError(f"{name} needs order='instant', found {self.order!r}")
+            if self.order not in COMPUTED and getattr(self, name) != default:
+                raise ArgumentError(f"{name} needs order='instant' or 'packed', found {self.order!r}")
 
     def _check_stages(self) -> None:
         blend = self.blend if self.blend is not None else (self.blend_per_split or [None])[Split.train.value]
@@ -186,9 +190,9 @@ class BlendedMegatronDatasetConfig:
         if cache is not None and is_address(cache):
             raise ArgumentError(f"path_to_cache must be a local or shared folder, found the address {redact(cache)}")
         for option in ("fast_cache_load", "defer_npy_index_mmap"):
-            if getattr(self, option) and self.order == "instant":
+            if getattr(self, option) and self.order in COMPUTED:
                 raise ArgumentError(
-                    f"{option} must be False with order='instant', which has no indices to load, found True"
+                    f"{option} must be False with order={self.order!r}, which has no indices to load, found True"
                 )
             if getattr(self, option) and self.path_to_cache is None:
                 raise ArgumentError(f"{option} needs path_to_cache, found None")
@@ -249,7 +253,7 @@ def check_stored(prefix: str, config: BlendedMegatronDatasetConfig) -> None:
     """Checks that a configuration fits a prefix, if that is an address."""
     if is_address(prefix):
         parse_address(prefix)  # refuses secrets without repeating them
-    if is_address(prefix) and config.path_to_cache is None and config.order != "instant":
+    if is_address(prefix) and config.path_to_cache is None and config.order not in COMPUTED:
         raise ArgumentError(
             f"{prefix}: path_to_cache must be a folder for a pair in an object store, found None (or order='instant')"
         )

@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from trackbed.cache.entry import differences
 from trackbed.daemon_threads import call_on_thread
+from trackbed.datasets.config import COMPUTED
 from trackbed.errors import ArgumentError
 
 _OF: Final = "fingerprint"
@@ -223,9 +224,9 @@ def _read(text: object, fingerprint: object) -> dict[str, Any] | None:
 def _find_changes(saved: Mapping[str, Any], current: Mapping[str, Any]) -> str:
     """Returns what differs between two contents, as `name: saved, now current`; nothing if nothing does.
 
-    The number of samples may differ in the order "instant", where it does not change the first ones.
+    The number of samples may differ in orders without an index, where it does not change the first ones.
     """
-    ignored = _SIZES if saved.get("order") == current.get("order") == "instant" else set()
+    ignored = _SIZES if saved.get("order") == current.get("order") in COMPUTED else set()
     if not (saved.get(_TOKENS) and current.get(_TOKENS)):
         ignored = {*ignored, _TOKENS}  # of objects in stores, which have tags instead
     old, new = ({name: value for name, value in one.items() if name not in ignored} for one in (saved, current))

@@ -166,6 +166,29 @@ class InstantOrder:
         Raises:
             ArgumentError: a position is out of range or not an integer.
         """
+        datasets, _, samples = self._locate(positions, num_threads, poll)
+        return datasets, samples
+
+    def locate_visits(
+        self, positions: Sequence[int] | npt.NDArray[np.integer[Any]]
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
+        """Computes the dataset and the visit at each position: epoch x size + sample, of the dataset.
+
+        Args:
+            positions: as of `locate`.
+
+        >>> order = InstantOrder(sizes=[3], weights=[1], seed=1)
+        >>> visits = order.locate_visits(range(6))[1]
+        >>> sorted(visits.tolist()), (visits % 3).tolist() == order.locate(range(6))[1].tolist()
+        ([0, 1, 2, 3, 4, 5], True)
+        """
+        datasets, draws, samples = self._locate(positions, 1, None)
+        return datasets, draws - draws % self.plan.shuffles.sizes[datasets] + samples
+
+    def _locate(
+        self, positions: Sequence[int] | npt.NDArray[np.integer[Any]], num_threads: int, poll: Poll
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Returns dataset, number of the draw from it, and sample at each position."""
         found = checked_positions(positions, stop=self.plan.num_samples if self.plan.is_limited else LAST_POSITION + 1)
         datasets = np.empty(len(found), dtype=np.int32)
         draws, samples = np.empty(len(found), dtype=np.int64), np.empty(len(found), dtype=np.int64)
@@ -179,7 +202,7 @@ class InstantOrder:
             num_threads=num_threads,
             poll=poll,
         )
-        return datasets, samples
+        return datasets, draws, samples
 
     def find(self, dataset: int, sample: int) -> npt.NDArray[np.int64]:
         """Finds all positions at which a sample is drawn, one in each epoch of its dataset, in rising order.

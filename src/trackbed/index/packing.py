@@ -84,15 +84,26 @@ class Packs:
         return max(len(self.lengths) if self.window is None else self.window, 1)
 
     @cached_property
-    def _first_packs(self) -> npt.NDArray[np.int64]:
-        """First pack of each window, and the number of packs."""
+    def _measured(self) -> tuple[npt.NDArray[np.int64], int]:
+        """First pack of each window, and the number of packs; and the most pieces of a pack."""
         starts = range(0, len(self.lengths), self._width)
         if len(starts) == 1:
-            counts = [self._window(0).plan.num_packs]
+            plans = iter([self._window(0).plan])
         else:
             parts = (self.lengths[start : start + self._width] for start in starts)
-            counts = [plan_packs(count_items(part, self.shape), self.most_documents).num_packs for part in parts]
-        return np.cumsum([0, *counts], dtype=np.int64)
+            plans = (plan_packs(count_items(part, self.shape), self.most_documents) for part in parts)
+        found = [(plan.num_packs, plan.most_items) for plan in plans]
+        firsts = np.cumsum([0, *(num_packs for num_packs, _ in found)], dtype=np.int64)
+        return firsts, max((most for _, most in found), default=0)
+
+    @property
+    def _first_packs(self) -> npt.NDArray[np.int64]:
+        return self._measured[0]
+
+    @property
+    def most_pieces(self) -> int:
+        """Number of pieces of the pack that has most of them."""
+        return self._measured[1]
 
     def __len__(self) -> int:
         """P, number of packs."""

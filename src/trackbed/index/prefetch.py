@@ -3,7 +3,8 @@
 Shapes: N positions.
 """
 
-from typing import Final, NamedTuple
+from functools import partial
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +31,7 @@ class PrefetchedOrder:
 
     Args:
         order: the order.
+        has_visits: True to return visits, as `InstantOrder.locate_visits`, in the place of samples.
 
     >>> order = InstantOrder(sizes=[3, 2], weights=[0.75, 0.25], seed=1, num_samples=8)
     >>> prefetched = PrefetchedOrder(order)
@@ -37,14 +39,15 @@ class PrefetchedOrder:
     ([0, 1, 0, 0, 0, 1, 0, 0], [0, 1, 0, 0, 0, 1, 0, 0])
     """
 
-    def __init__(self, order: InstantOrder) -> None:
+    def __init__(self, order: InstantOrder, *, has_visits: bool = False) -> None:
         self._order = order
+        self._has_visits = has_visits
         self._block = _Block(0, 0, np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.int64))
         self._last = 0
 
-    def __reduce__(self) -> tuple[type["PrefetchedOrder"], tuple[InstantOrder]]:
+    def __reduce__(self) -> tuple[Any, ...]:
         """Copies the order without the prefetched positions."""
-        return type(self), (self._order,)
+        return partial(type(self), has_visits=self._has_visits), (self._order,)
 
     def locate(self, positions: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
         """`[N]` dataset and `[N]` sample of that dataset at each of `[N]` positions in `[-len, len)`.
@@ -57,19 +60,23 @@ class PrefetchedOrder:
             return np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.int64)
         first, last = min(wanted), max(wanted)
         if first < 0 or last >= len(self._order):
-            return self._order.locate(self._from_the_start(positions))
+            return self._locate(self._from_the_start(positions))
         block, is_next = self._block, -_NEAR < first - self._last < _NEAR and last - first < _NEAR
         self._last = last
         if not (block.start <= first and last < block.stop):
             if not is_next:
-                return self._order.locate(positions)
+                return self._locate(positions)
             stop = min(first + _PREFETCHED, len(self._order))
-            block = self._block = _Block(first, stop, *self._order.locate(np.arange(first, stop, dtype=np.int64)))
+            block = self._block = _Block(first, stop, *self._locate(np.arange(first, stop, dtype=np.int64)))
         if wanted == list(range(first, last + 1)):
             part = slice(first - block.start, last + 1 - block.start)
             return block.datasets[part], block.samples[part]
         places = positions - block.start
         return block.datasets[places], block.samples[places]
+
+    def _locate(self, positions: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
+        order = self._order
+        return order.locate_visits(positions) if self._has_visits else order.locate(positions)
 
     def _from_the_start(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Positions counted from the start; negative ones count from the end."""

@@ -13,6 +13,7 @@ from trackbed.kernels.gather import (
     gather,
 )
 from trackbed.kernels.gather_masked import MaskedBatchArrays, MaskingTable, gather_masked
+from trackbed.kernels.gather_packs import PackedBatchArrays, PackedShape, gather_packs
 from trackbed.kernels.instant import BlendTrees, EpochShuffles, draw_phases, instant_locate, interleaving_counts
 from trackbed.kernels.isa import available_levels, available_threads, compiler
 from trackbed.kernels.least_loaded import assign_least_loaded
@@ -43,6 +44,8 @@ __all__ = [
     "Gathered",
     "MaskedBatchArrays",
     "MaskingTable",
+    "PackedBatchArrays",
+    "PackedShape",
     "SampleShape",
     "SampleSources",
     "Sentences",
@@ -66,6 +69,7 @@ __all__ = [
     "find_position",
     "gather",
     "gather_masked",
+    "gather_packs",
     "greedy_blend",
     "instant_locate",
     "interleaving_counts",

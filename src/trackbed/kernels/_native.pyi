@@ -243,3 +243,18 @@ def find_packs(
     keys: npt.NDArray[np.uint64],
     /,
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]: ...
+def gather_packs(
+    workers: object,
+    sources: npt.NDArray[np.uint64],
+    files: npt.NDArray[np.uint64],
+    fetched: npt.NDArray[np.uint64],
+    datasets: npt.NDArray[np.int32],
+    pieces: npt.NDArray[np.int64],
+    firsts: npt.NDArray[np.int64],
+    shape: npt.NDArray[np.uint64],
+    rows: npt.NDArray[np.uint64],
+    level: int,
+    num_threads: int,
+    poll: _Poll,
+    /,
+) -> tuple[int, list[int], list[int]]: ...

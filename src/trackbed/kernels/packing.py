@@ -66,6 +66,12 @@ class PackPlan(NamedTuple):
     """`[3 leaves]` words."""
     num_packs: int
 
+    @property
+    def most_items(self) -> int:
+        """Number of items in the pack that has most of them."""
+        in_each = self.nodes.view(np.uint32)[7::8]
+        return int(in_each.max()) if len(in_each) else 0
+
 
 def count_items(lengths: npt.NDArray[np.int32], shape: PackShape) -> npt.NDArray[np.uint64]:
     """`[L]` number of items of each length, in units; that of length 0 is 0.

@@ -18,6 +18,7 @@ from trackbed.cancellation import Flag
 from trackbed.datasets import Batch, BlendedDataset
 from trackbed.datasets.batches.reader import ReadsBatches
 from trackbed.datasets.blend.dataset import SplitDataset
+from trackbed.datasets.config import COMPUTED
 from trackbed.datasets.identity import DataChecksum
 from trackbed.datasets.low_level import reads_objects
 from trackbed.errors import ArgumentError
@@ -25,6 +26,7 @@ from trackbed.files.stores.waiting import ends_with
 from trackbed.kernels import FetchedBytes
 from trackbed.kernels.integers import check_at_least
 from trackbed.loading.device import DeviceBatch, DeviceCopies, on_device, with_index
+from trackbed.loading.pack_layouts import LayoutName, check_layout, layout_of
 from trackbed.loading.position import BatchSampler, CountedBatches, check_data, check_mapping
 from trackbed.loading.read_ahead import ReadAhead, fetch_ahead
 from trackbed.loading.ring import Ring
@@ -91,6 +93,9 @@ class BatchStream:
         num_threads: threads that gather a batch, at least 1; None for the number of CPUs available to the process.
         pinned: True to allocate batches in page-locked memory, which needs an accelerator.
         device: CUDA device to which batches are copied from pinned memory, on a separate stream; None for no copy.
+        layout: of a dataset in the order "packed", how packs are laid out: "thd", "torch" or "bridge", see
+            `trackbed.loading.pack_layouts`; None for rows `[B, S]`.
+        pad_borders: True for as many borders of documents in each batch, as CUDA graphs need them.
 
     Raises:
         ArgumentError: an argument is out of range.
@@ -105,8 +110,12 @@ class BatchStream:
         num_threads: int | None = None,
         pinned: bool = False,
         device: torch.device | str | None = None,
+        layout: LayoutName | None = None,
+        pad_borders: bool = False,
     ) -> None:
         _check(dataset, ahead=ahead, num_threads=num_threads, pinned=pinned, device=device)
+        check_layout(dataset, layout)
+        self._layout = None if layout is None else layout_of(layout, pads_borders=pad_borders)
         self.dataset = dataset
         self.sampler = batch_sampler if isinstance(batch_sampler, BatchSampler) else CountedBatches(batch_sampler)
         num_datasets = len(dataset.datasets) if isinstance(dataset, BlendedDataset) else 1
@@ -310,6 +319,7 @@ class BatchStream:
             tokens = self._tokens(batch)
             hashes = None if self._hashed is None else self._hashes(indices, batch)
             lent = self._ring.lend(batch) if self._is_reused else batch
+            lent = lent if self._layout is None else self._layout(lent)
             return _PreparedBatch(lent if copies is None else copies.begin(lent), len(indices), tokens, state, hashes)
 
     def _hashes(self, indices: Sequence[int], batch: Batch) -> SampleHashes:
@@ -333,9 +343,9 @@ class BatchStream:
         yield from fetch_ahead(jobs, self.dataset, ended, indices_of=lambda job: job[0], together=self._together)
 
     def _together(self, job: _Job) -> int:
-        """Number of batches that have samples of the same blocks, in the order "instant"."""
+        """Number of batches that have samples of the same blocks, in orders without an index."""
         config = getattr(self.dataset, "config", None)
-        if getattr(config, "order", "") != "instant" or not len(job[0]):
+        if getattr(config, "order", "") not in COMPUTED or not len(job[0]):
             return 1
         samples = _BLOCKS * config.shuffle_block * config.shuffle_window * len(self.counters.tokens)  # type: ignore[union-attr]
         return max(1, -(-samples // len(job[0]))) if config.shuffle_block > 1 else 1  # type: ignore[union-attr]

@@ -13,9 +13,11 @@ from trackbed.comm.launch import parse_launch, threads_per_rank
 from trackbed.comm.torch_group import current_group
 from trackbed.datasets.batches.reader import check_split
 from trackbed.datasets.blend.dataset import SplitDataset
+from trackbed.datasets.config import COMPUTED
 from trackbed.errors import ArgumentError
 from trackbed.kernels.integers import check_at_least
 from trackbed.loading.batch_stream import BatchStream
+from trackbed.loading.pack_layouts import LayoutName
 from trackbed.loading.samplers import Passes
 from trackbed.loading.skipped import Skipped
 from trackbed.plural import number_of
@@ -54,11 +56,16 @@ class BatchLoader(BatchStream):
         pinned: True for page-locked memory.
         device: CUDA device to which batches are copied.
         shuffle_ranks: True to draw in each step, by the seed of the dataset, which rank reads which part; by default in
-            the order "instant" alone, in which neighbouring samples come from the datasets in turn, so that a rank that
-            always reads the same part would miss some of them. A saved state says which it was, and a loader that
-            resumes from it does the same.
+            the orders "instant" and "packed" alone, in which neighbouring samples come from the datasets in turn, so
+            that a rank that always reads the same part would miss some of them. A saved state says which it was, and a
+            loader that resumes from it does the same.
         skip: pairs of a first and a last position in the dataset to leave out, such as `[[4096, 8191]]`. The samples
             behind them fill the batches.
+        layout: of a dataset in the order "packed", how packs are laid out: "thd" for packs end to end, `[1, B * S]`,
+            with `cu_seqlens`, `cu_seqlens_padded` and `max_seqlen`, as Megatron Core's main branch has it; "torch" with
+            `cu_seq_q`, `cu_seq_k`, `max_q` and `max_k`; "bridge" with the names of Megatron-Bridge, for a batch of one
+            pack; None for rows `[B, S]`.
+        pad_borders: True for as many borders of documents in each batch, as CUDA graphs need them.
 
     Attributes:
         rank: number of this process among those that read different samples.
@@ -83,6 +90,8 @@ class BatchLoader(BatchStream):
         device: torch.device | str | None = None,
         shuffle_ranks: bool | None = None,
         skip: Iterable[Sequence[int]] = (),
+        layout: LayoutName | None = None,
+        pad_borders: bool = False,
     ) -> None:
         rank, size = _place() if rank is None and num_ranks is None else _given_place(rank, num_ranks)
         check_split(dataset)
@@ -93,7 +102,7 @@ class BatchLoader(BatchStream):
         if not isinstance(shuffle_ranks, (bool, np.bool_, NoneType)):
             raise ArgumentError(f"shuffle_ranks must be True, False or None, found {shuffle_ranks!r}")
         config = getattr(dataset, "config", None)
-        shuffles = getattr(config, "order", None) == "instant" if shuffle_ranks is None else bool(shuffle_ranks)
+        shuffles = getattr(config, "order", None) in COMPUTED if shuffle_ranks is None else bool(shuffle_ranks)
         self.rank = rank
         self.num_ranks = size
         self._step = batch_size * size
@@ -127,6 +136,8 @@ class BatchLoader(BatchStream):
             num_threads=threads_per_rank() if num_threads is None else num_threads,
             pinned=pinned,
             device=device,
+            layout=layout,
+            pad_borders=pad_borders,
         )
 
     def __len__(self) -> int:

@@ -6,6 +6,8 @@ Shapes: B samples of a batch, S tokens of a sample.
 from collections.abc import Mapping
 from typing import Any, Final
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
@@ -14,26 +16,35 @@ from trackbed.errors import ArgumentError, CollectiveError
 from trackbed.kernels.integers import check_at_least
 
 _MASK: Final = "attention_mask"
-_BORDERS: Final = ("cu_seqlens", "max_seqlen")
+_ENDS: Final = (
+    *("cu_seqlens_padded", "cu_seqlens_q_padded", "cu_seqlens_kv_padded"),
+    *("cu_seqlens", "cu_seqlens_q", "cu_seqlens_kv", "cu_seq_q", "cu_seq_k"),
+)
+"""Borders of segments, in all layouts; those of a batch with padding first."""
+_LONGEST: Final = ("max_seqlen", "max_seqlen_q", "max_seqlen_kv", "max_q", "max_k")
 _FIRST: Final = ("tokens", "position_ids")
 _LAST: Final = ("labels", "loss_mask")
-_EVERY: Final = (_MASK, *_BORDERS, "dataset_id")
+_EVERY: Final = (_MASK, *_ENDS, *_LONGEST, "padding_mask", "dataset_id")
 
 
 def slice_for_context(batch: Mapping[str, torch.Tensor], rank: int, size: int) -> dict[str, torch.Tensor]:
     """Returns the part of a batch that a rank of a context-parallel group has.
 
     Samples are cut into 2 x size equal parts, of which the rank has the rank-th one and the one that is as far from the
-    end: with causal attention all ranks then have the same work. As `get_batch_on_this_cp_rank` of Megatron Core.
+    end: with causal attention all ranks then have the same work. As `get_batch_on_this_cp_rank` of Megatron Core. Of
+    packs end to end, as `BatchLoader` with a `layout` returns them, each segment is cut in this way, as by
+    TransformerEngine's `thd_get_partitioned_indices`; their borders stay those of the whole batch.
 
     Args:
         batch: tensors by name: `[B, S, ...]`, which are cut in their second axis, an `attention_mask` `[B, 1, S, S]`,
-            which is cut in its third, and tensors of one axis, such as `dataset_id`, which stay as they are.
+            which is cut in its third, and tensors of one axis, such as `dataset_id`, which stay as they are; or packs
+            end to end, `[1, T]`, with their borders.
         rank: number of the rank in its context-parallel group, in `[0, size)`.
         size: ranks of that group, at least 1.
 
     Raises:
-        ArgumentError: S is no multiple of 2 x size, the batch has `cu_seqlens`, or `rank` is none.
+        ArgumentError: S or the length of a segment is no multiple of 2 x size, the batch has rows with borders, or
+            `rank` is none.
 
     >>> slice_for_context({"tokens": torch.arange(8)[None]}, 1, 2)["tokens"]
     tensor([[2, 3, 4, 5]])
@@ -44,10 +55,40 @@ def slice_for_context(batch: Mapping[str, torch.Tensor], rank: int, size: int) -
         raise ArgumentError(f"rank must be below size {size}, found {rank}")
     if size == 1:
         return dict(batch)
-    borders = [name for name in _BORDERS if name in batch]
-    if borders:
-        raise ArgumentError(f"a batch that is cut for {size} ranks must have no borders of documents, found {borders}")
-    return {name: _cut(name, tensor, rank, size) for name, tensor in batch.items()}
+    named = next((name for name in _ENDS if name in batch), None)
+    if named is None:
+        return {name: _cut(name, tensor, rank, size) for name, tensor in batch.items()}
+    borders = batch[named].reshape(-1)
+    others = (*_ENDS, *_LONGEST, "dataset_id")
+    length = int(borders[-1]) if len(borders) else 0
+    wrong = [name for name, one in batch.items() if name not in others and tuple(one.shape[:2]) != (1, length)]
+    if wrong:
+        raise ArgumentError(
+            f"a batch with borders must be packs end to end, [1, {length}] by {named}, found {wrong[0]} of shape "
+            f"{list(batch[wrong[0]].shape)}: give BatchLoader a layout"
+        )
+    places = torch.from_numpy(_places(borders.cpu().numpy(), rank, size)).to(borders.device)
+    return {name: one if name in others else one.index_select(1, places) for name, one in batch.items()}
+
+
+def _places(borders: npt.NDArray[np.int32], rank: int, size: int) -> npt.NDArray[np.int64]:
+    """Returns the places of a rank: of each segment the rank-th of 2 x size parts, and the one as far from its end.
+
+    >>> _places(np.array([0, 4, 4, 12]), 0, 2).tolist(), _places(np.array([0, 4, 4, 12]), 1, 2).tolist()
+    ([0, 3, 4, 5, 10, 11], [1, 2, 6, 7, 8, 9])
+    """
+    starts, lengths = borders[:-1].astype(np.int64), np.diff(borders).astype(np.int64)
+    odd = np.flatnonzero(lengths % (2 * size))
+    if len(odd):
+        raise ArgumentError(
+            f"segments must have a multiple of {2 * size} places for {size} ranks, found {lengths[odd[0]]}: "
+            f"pack with pack_multiple={2 * size}"
+        )
+    parts = lengths // (2 * size)
+    firsts = np.stack([starts + rank * parts, starts + (2 * size - 1 - rank) * parts], axis=1).reshape(-1)
+    counts = np.repeat(parts, 2)
+    ends = np.cumsum(counts)
+    return np.repeat(firsts - (ends - counts), counts) + np.arange(ends[-1] if len(ends) else 0)
 
 
 def _cut(name: str, tensor: torch.Tensor, rank: int, size: int) -> torch.Tensor:
@@ -73,8 +114,8 @@ def keys_for_stage(stage: int, stages: int) -> frozenset[str]:
     Raises:
         ArgumentError: there is no such stage.
 
-    >>> sorted(keys_for_stage(1, 2))
-    ['attention_mask', 'cu_seqlens', 'dataset_id', 'labels', 'loss_mask', 'max_seqlen']
+    >>> sorted(keys_for_stage(0, 2) - keys_for_stage(1, 2)), sorted(keys_for_stage(1, 2) - keys_for_stage(0, 2))
+    (['position_ids', 'tokens'], ['labels', 'loss_mask'])
     """
     check_at_least(1, stages=stages)
     check_at_least(0, stage=stage)

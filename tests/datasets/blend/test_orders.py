@@ -325,16 +325,19 @@ def test_a_split_without_tokens_has_no_samples(tmp_path, prefixes):
 @pytest.mark.parametrize(
     ("fields", "found"),
     [
-        ({"order": "random"}, "one of 'megatron', 'balanced', 'instant', found 'random'"),
+        ({"order": "random"}, "one of 'megatron', 'balanced', 'instant', 'packed', found 'random'"),
         ({"order": "balanced", "renormalize_blend_weights": True}, "a rule of order='megatron'"),
-        ({"blend_stages": [(5, [1, 1])]}, "blend_stages needs order='instant', found 'megatron'"),
+        ({"blend_stages": [(5, [1, 1])]}, "blend_stages needs order='instant' or 'packed', found 'megatron'"),
         ({"order": "instant", "blend_stages": [(5,)]}, "blend_stages must have a first sample, weights and perh"),
-        ({"blend_max_epochs": [1, 1]}, "blend_max_epochs needs order='instant', found 'megatron'"),
+        ({"blend_max_epochs": [1, 1]}, "blend_max_epochs needs order='instant' or 'packed', found 'megatron'"),
         (
             {"blend": (["a"], None), "blend_stages": [(5, [1])], "order": "instant"},
             "a training blend of several datasets",
         ),
-        ({"shuffle_block": 4, "order": "balanced"}, "shuffle_block needs order='instant', found 'balanced'"),
+        (
+            {"shuffle_block": 4, "order": "balanced"},
+            "needs order='instant' or 'packed', found 'balanced'",
+        ),
         (
             {"shuffle_window": 0, "order": "instant"},
             "shuffle_window must be a whole number at least 1, found 0",

@@ -1,9 +1,9 @@
-"""Forms of batches of GPT samples and of masked samples: their tensors, and the kernels that fill them.
+"""Forms of batches of GPT samples, of packs and of masked samples: their tensors, and the kernels that fill them.
 
 Shapes: B samples of a batch, S tokens of a sample.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -15,13 +15,20 @@ import torch
 from trackbed.datasets.batches.reader import BatchForm
 from trackbed.datasets.gpt import sample
 from trackbed.datasets.gpt.config import GPTDatasetConfig
+from trackbed.datasets.gpt.packed import PackedSamples, Pieces
 from trackbed.kernels import (
     BatchArrays,
+    FetchedBytes,
+    Gathered,
     MaskedBatchArrays,
     MaskingTable,
+    PackedBatchArrays,
+    PackedShape,
     SampleShape,
+    SampleSources,
     gather,
     gather_masked,
+    gather_packs,
 )
 
 
@@ -100,6 +107,94 @@ class GPTForm(BatchForm):
         """The attention mask, if there is one that all samples share."""
         is_shared = self.spec.has_mask and self.spec.shares_mask
         return {"attention_mask": sample.shared_mask(self.spec.length)} if is_shared else {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedSpec:
+    """Specification of the tensors in batches of packs. See `BatchSpec`."""
+
+    length: int
+    """S."""
+    num_borders: int
+    """M, at least two more than the pieces of a pack."""
+    dataset_id: torch.dtype | None
+    """Dtype of the dataset's number in a blend; None without a blend."""
+
+    def tensors(self, size: int) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+        """Returns dtype and shape of each tensor of a batch of B packs, in the order of a sample's keys."""
+        label = {} if self.dataset_id is None else {"dataset_id": (self.dataset_id, (size,))}
+        ids, borders = (torch.int64, (size, self.length)), (torch.int32, (size, self.num_borders))
+        return {
+            **label,
+            "tokens": ids,
+            "labels": ids,
+            "loss_mask": (torch.float32, (size, self.length)),
+            "position_ids": ids,
+            "padding_mask": (torch.bool, (size, self.length)),
+            "cu_seqlens": borders,
+            "cu_seqlens_padded": borders,
+            "max_seqlen": (torch.int32, (size,)),
+        }
+
+    def memory(self, size: int, arrays: dict[str, npt.NDArray[Any]]) -> PackedBatchArrays:
+        """Returns the memory of a batch as the kernel takes it."""
+        return PackedBatchArrays(arrays)
+
+
+class PackedForm(BatchForm):
+    """Form of batches of packs.
+
+    Args:
+        members: the datasets that packs are drawn from.
+        config: their configuration.
+        dataset_id: dtype of the dataset's number in a batch, or None to leave it out.
+    """
+
+    spec: PackedSpec
+
+    def __init__(
+        self, members: Sequence[PackedSamples], config: GPTDatasetConfig, *, dataset_id: torch.dtype | None
+    ) -> None:
+        self._members = members
+        num_borders = 2 + max(one.packs.most_pieces for one in members)
+        self._shape = PackedShape(config.sequence_length, config.pack_multiple, num_borders)
+        self.spec = PackedSpec(length=config.sequence_length, num_borders=num_borders, dataset_id=dataset_id)
+
+    def gather(
+        self,
+        sources: SampleSources,
+        datasets: npt.NDArray[np.int32],
+        positions: npt.NDArray[np.int64],
+        batch: Any,
+        *,
+        fetched: FetchedBytes,
+        num_threads: int | None,
+    ) -> Gathered:
+        """Fills a batch: see `GatherKernel`."""
+        pieces, firsts = self._find(datasets, positions)
+        return gather_packs(
+            sources, datasets, pieces, firsts, batch, self._shape, fetched=fetched, num_threads=num_threads
+        )
+
+    def _find(self, datasets: npt.NDArray[np.int32], positions: npt.NDArray[np.int64]) -> Pieces:
+        """Returns the pieces of all packs, in their order."""
+        numbers = np.unique(datasets).tolist()
+        if len(numbers) == 1:
+            found: Pieces = self._members[numbers[0]].find(positions)
+            return found
+        parts: list[npt.NDArray[np.int64]] = [np.empty((0, 3), dtype=np.int64)] * len(positions)
+        for number in numbers:
+            places = np.flatnonzero(datasets == number)
+            pieces, firsts = self._members[number].find(positions[places])
+            for place, part in zip(places.tolist(), np.split(pieces, firsts[1:-1]), strict=True):
+                parts[place] = part
+        firsts = np.cumsum([0, *map(len, parts)], dtype=np.int64)
+        return np.concatenate([np.empty((0, 3), dtype=np.int64), *parts]), firsts
+
+    @property
+    def shared(self) -> Mapping[str, torch.Tensor]:
+        """No tensor: each pack has its own."""
+        return {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -47,6 +47,7 @@ _ORDERS: Final[Mapping[str, Callable[[BlendSpec], BlendOrder]]] = {
     "megatron": GreedyOrder,
     "balanced": BalancedOrder,
     "instant": InstantBlend,
+    "packed": InstantBlend,
 }
 
 
@@ -258,7 +259,7 @@ class BlendedDataset(_Dataset, ReadsBatches):
         members = [one for one in self.datasets if isinstance(one, CachedDataset) and not one.makes_its_samples()]
         if type(self).__getitem__ is not BlendedDataset.__getitem__ or len(members) < len(self.datasets):
             return None
-        return BatchReader(members, members[0].batch_form(self._order.id_dtype))
+        return BatchReader(members, members[0].batch_form(members, self._order.id_dtype))
 
     def _batch_reader(self) -> BatchReader | None:
         reader = self._cached_batch_reader

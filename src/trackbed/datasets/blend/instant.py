@@ -89,7 +89,9 @@ class InstantBlend:
 
     def sample_at(self, position: int) -> tuple[int, int]:
         """Returns dataset and sample at a position."""
-        datasets, samples = self._located.locate([position])
+        datasets, samples = (
+            self._located.locate_visits([position]) if self._has_visits else self._located.locate([position])
+        )
         return int(datasets[0]), StoredSample(samples[0])
 
     def draw(self, positions: npt.NDArray[np.int64]) -> SampleLocations:
@@ -100,7 +102,12 @@ class InstantBlend:
 
     @cached_property
     def _prefetched(self) -> PrefetchedOrder:
-        return PrefetchedOrder(self._located)
+        return PrefetchedOrder(self._located, has_visits=self._has_visits)
+
+    @property
+    def _has_visits(self) -> bool:
+        """True for packs, whose documents depend on the epoch."""
+        return self._spec.config.order == "packed"
 
     @property
     def _located(self) -> InstantOrder:

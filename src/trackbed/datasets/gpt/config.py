@@ -3,12 +3,21 @@
 import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final, Literal
 
 import numpy as np
 
 from trackbed.datasets.config import BlendedMegatronDatasetConfig, storage_of
 from trackbed.errors import ArgumentError
+from trackbed.kernels.integers import check_at_least
+from trackbed.kernels.packing import PackShape
+
+_PACKED_ONLY: Final = {"pack_multiple": 1, "pack_most_documents": None, "pack_window": None, "pack_long": "split"}
+_OF_STRETCHES: Final = (
+    *("reset_position_ids", "reset_attention_mask", "eod_mask_loss"),
+    *("create_cu_seqlens", "inter_document_masking", "mask_borders"),
+)
+"""Options of samples that are stretches of text."""
 
 
 @dataclass
@@ -78,6 +87,21 @@ class GPTDatasetConfig(BlendedMegatronDatasetConfig):
     """True to exclude labels of another document from the loss: the first token of a document is not to be predicted
     from the one before. The borders are those of `create_cu_seqlens`, and do not depend on the values of tokens."""
 
+    pack_multiple: int = field(default=1, kw_only=True)
+    """With `order="packed"`, places to a multiple of which each document is padded, at least 1: lcm(2 cp, cp tp) where
+    context or sequence parallelism asks for it. It must divide `sequence_length`."""
+
+    pack_most_documents: int | None = field(default=None, kw_only=True)
+    """With `order="packed"`, most documents in a pack, at least 1; None for any number."""
+
+    pack_window: int | None = field(default=None, kw_only=True)
+    """With `order="packed"`, consecutive documents that are packed with each other only, at least 1, so that a pack is
+    read from one part of the file; None for all."""
+
+    pack_long: Literal["split", "cut", "drop"] = field(default="split", kw_only=True)
+    """With `order="packed"`, what becomes of a document of more than `sequence_length` + 1 tokens: packs of its own and
+    the rest ("split"), its beginning ("cut"), or nothing ("drop")."""
+
     def __post_init__(self) -> None:
         """Checks the fields, and sets `token_dtype_code`."""
         super().__post_init__()
@@ -87,6 +111,7 @@ class GPTDatasetConfig(BlendedMegatronDatasetConfig):
         storage_of(self)
         if self.hybrid_context_parallel:
             raise ArgumentError("hybrid_context_parallel must be False, found True")
+        self._check_packs()
         if self.groups is not None and self.sequences_per_dataset is not None:
             raise ArgumentError("sequences_per_dataset must be None with groups, found both")
         if not hasattr(self.tokenizer, "unique_identifiers"):
@@ -101,3 +126,24 @@ class GPTDatasetConfig(BlendedMegatronDatasetConfig):
             self.token_dtype_code = 4 if vocab_size > np.iinfo(np.uint16).max + 1 else 8
         elif self.sequences_per_dataset is not None:
             raise ArgumentError("sequences_per_dataset needs a tokenizer with a vocab_size, found None")
+
+    def _check_packs(self) -> None:
+        """Checks the options of packs, and those that packs do without."""
+        if self.order != "packed":
+            for name, default in _PACKED_ONLY.items():
+                if getattr(self, name) != default:
+                    raise ArgumentError(f"{name} needs order='packed', found {self.order!r}")
+            return
+        self.pack_shape  # noqa: B018  raises for options that are out of range
+        for name in ("pack_most_documents", "pack_window"):
+            check_at_least(1, **{name: 1 if getattr(self, name) is None else getattr(self, name)})
+        for name in _OF_STRETCHES:
+            if getattr(self, name):
+                raise ArgumentError(f"{name} must be False with order='packed', where documents are always kept apart")
+        if not self.add_extra_token_to_sequence:
+            raise ArgumentError("add_extra_token_to_sequence must be True with order='packed', found False")
+
+    @property
+    def pack_shape(self) -> PackShape:
+        """Length of a pack, and what becomes of longer documents."""
+        return PackShape(self.sequence_length, self.pack_multiple, self.pack_long)

@@ -3,6 +3,7 @@
 Shapes: D documents of the split, V visits to them, R samples, S tokens of a sample.
 """
 
+from collections.abc import Callable, Sequence
 from copy import copy
 from typing import Any, ClassVar, NamedTuple
 
@@ -11,14 +12,17 @@ import numpy.typing as npt
 import torch
 
 from trackbed.cache import Kind
-from trackbed.datasets.batches.forms import GPTForm
+from trackbed.datasets.batches.forms import GPTForm, PackedForm
+from trackbed.datasets.batches.reader import BatchForm
 from trackbed.datasets.batches.sources import SampleLayout
 from trackbed.datasets.cached import CachedDataset, check_overrides
-from trackbed.datasets.gpt import sample
+from trackbed.datasets.config import COMPUTED, ORDERS
+from trackbed.datasets.gpt import pack, sample
 from trackbed.datasets.gpt.config import GPTDatasetConfig
 from trackbed.datasets.gpt.indexed import IndexedSamples
 from trackbed.datasets.gpt.indices import GPT_KIND, GPTIndices
 from trackbed.datasets.gpt.instant import InstantSamples
+from trackbed.datasets.gpt.packed import PackedSamples
 from trackbed.datasets.low_level import num_sequences, open_group, open_pair
 from trackbed.datasets.megatron_dataset import LowLevelDataset
 from trackbed.datasets.samples import IndexArray, IndexArrays, SampleLocations, SamplePieces, Samples
@@ -75,7 +79,7 @@ class GPTDataset(CachedDataset):
     _samples: Samples
     _indices: GPTIndices
     """Inputs of the indices; not set in the order "instant"."""
-    _ORDERS: ClassVar[tuple[str, ...]] = ("megatron", "balanced", "instant")
+    _ORDERS: ClassVar[tuple[str, ...]] = ORDERS
     _KIND: ClassVar[Kind] = GPT_KIND
     _INDEX_HOOK: ClassVar[str] = "_build_document_sample_shuffle_indices"
     _SAMPLE_HOOKS: ClassVar[tuple[str, ...]] = ("__getitem__", "_query_document_sample_shuffle_indices")
@@ -103,7 +107,8 @@ class GPTDataset(CachedDataset):
             index_split,
             config,
         )
-        self._samples = self._instant_samples() if config.order == "instant" else self._indexed_samples()
+        makers: dict[str, Callable[[], Samples]] = {"instant": self._instant_samples, "packed": self._packed_samples}
+        self._samples = makers.get(config.order, self._indexed_samples)()
         if self.builds_its_indices():
             self._take_indices()
         elif self._index.is_missing and not config.defer_npy_index_mmap:
@@ -155,10 +160,10 @@ class GPTDataset(CachedDataset):
 
     def _take_indices(self) -> None:
         """Takes the indices of a subclass that builds its own."""
-        if self.config.order == "instant":
+        if self.config.order in COMPUTED:
             raise ArgumentError(
                 f"{type(self).__name__}._build_document_sample_shuffle_indices needs order='megatron' or 'balanced', "
-                "found 'instant', which has no indices"
+                f"found {self.config.order!r}, which has no indices"
             )
         documents, rows, shuffle = map(np.ascontiguousarray, self._build_document_sample_shuffle_indices())
         self.document_index = documents
@@ -175,6 +180,21 @@ class GPTDataset(CachedDataset):
             num_samples=self.num_samples,
             sequence_length=config.sequence_length,
             extra_token=int(config.add_extra_token_to_sequence),
+            seed=config.random_seed,
+            block=config.shuffle_block,
+            window=config.shuffle_window,
+            where=self._where,
+        )
+
+    def _packed_samples(self) -> PackedSamples:
+        config = self.config
+        return PackedSamples(
+            dataset=self.dataset,
+            documents=self.indices,
+            num_samples=self.num_samples,
+            shape=config.pack_shape,
+            most_documents=config.pack_most_documents,
+            pack_window=config.pack_window,
             seed=config.random_seed,
             block=config.shuffle_block,
             window=config.shuffle_window,
@@ -273,6 +293,8 @@ class GPTDataset(CachedDataset):
             FormatError: the files are shorter than their index says.
         """
         position = 0 if idx is None else idx
+        if isinstance(self._samples, PackedSamples):
+            return self._pack(self._samples, position, is_trained=idx is not None)
         text, *_ = self._query_document_sample_shuffle_indices(position)
         text = np.require(text, dtype=np.int64, requirements=["C", "W"])  # a subclass may return any array-like
         # As in Megatron Core, samples share mask and positions if no option changes them.
@@ -304,6 +326,20 @@ class GPTDataset(CachedDataset):
         if config.inter_document_masking:
             item["position_ids"] = sample.positions_between(item["cu_seqlens"])
         return item
+
+    def _pack(self, samples: PackedSamples, position: int, *, is_trained: bool) -> dict[str, Any]:
+        """Returns the tensors of a pack."""
+        found = samples.pieces(position)
+        texts = [
+            np.asarray(self.dataset.get(document, offset=start, length=stop - start), dtype=np.int64)
+            for document, start, stop in zip(*found, strict=True)
+        ]
+        shape = {"length": samples.shape.sequence_length, "multiple": samples.shape.multiple}
+        item = {**pack.tensors(texts, **shape), **pack.borders(texts, **shape)}
+        if not is_trained:
+            item["loss_mask"] = np.zeros_like(item["loss_mask"])  # sample 0 of a request for none
+        tensors = {name: torch.from_numpy(one) for name, one in item.items()}
+        return {**tensors, "max_seqlen": torch.tensor(pack.longest(texts, multiple=samples.shape.multiple))}
 
     def _borders(self, position: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns `cu_seqlens` and `max_seqlen` of a sample."""
@@ -337,8 +373,11 @@ class GPTDataset(CachedDataset):
         """Returns the layout of the samples in their files; None if a subclass makes them."""
         return None if self.makes_its_samples() else self._opened.layout()
 
-    def batch_form(self, dataset_id: torch.dtype | None) -> GPTForm:
+    def batch_form(self, members: Sequence["GPTDataset"], dataset_id: torch.dtype | None) -> BatchForm:
         """Returns the form of batches of such samples; see `CachedDataset.batch_form`."""
+        if self.config.order == "packed":
+            packs = [one.opened_samples for one in members]
+            return PackedForm(packs, self.config, dataset_id=dataset_id)  # type: ignore[arg-type]  # all PackedSamples
         return GPTForm(self.config, pad=self.padding, dataset_id=dataset_id)
 
     def _draw(self, positions: npt.NDArray[np.int64]) -> SampleLocations:

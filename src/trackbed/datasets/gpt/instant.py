@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from trackbed.datasets.batches.sources import SampleLayout, Stretches
+from trackbed.datasets.gpt.consecutive import consecutive_run
 from trackbed.datasets.gpt.visits import VisitArrays, VisitedSamples
-from trackbed.datasets.low_level import check_documents, num_sequences
 from trackbed.datasets.samples import NO_INDEX, IndexArrays, SampleLocations, SamplePieces
-from trackbed.errors import ArgumentError, FormatError, PlanError
+from trackbed.errors import FormatError, PlanError
 from trackbed.index import PERMUTATION_VERSION, InstantOrder
 from trackbed.index.epochs import stretches_per_epoch
 from trackbed.index.prefetch import PrefetchedOrder
@@ -68,14 +68,7 @@ class InstantSamples:
 
     def __post_init__(self) -> None:
         """Checks that the split is a contiguous part of an indexed file, and has tokens if samples are requested."""
-        if not isinstance(self.dataset, (IndexedDataset, IndexedGroup)):
-            raise ArgumentError(
-                f"order='instant' cuts its samples from an IndexedDataset, found a {type(self.dataset).__name__}"
-            )
-        run = self.documents
-        if run is not None and len(run) and (int(run[-1]) - int(run[0]) + 1 != len(run) or (np.diff(run) != 1).any()):
-            raise ArgumentError(f"order='instant' needs a split of consecutive documents, found {len(run)} others")
-        check_documents(run, self.run, num_sequences(self.dataset), where=self.where)
+        consecutive_run(self.dataset, self.documents, order="instant", where=self.where)
         if self.num_samples and not self.samples_per_epoch:
             raise PlanError(
                 f"{self.where}: must have tokens for one sample to give {self.num_samples}, found {self.num_tokens}"

@@ -222,7 +222,7 @@ class MaskedWordPieceDataset(CachedDataset):
         dtype = np.uint32 if rows.dtype == np.uint32 else np.uint64
         return np.require(rows, dtype=dtype, requirements=["C", "A"])
 
-    def batch_form(self, dataset_id: torch.dtype | None) -> BatchForm:
+    def batch_form(self, members: Sequence[Any], dataset_id: torch.dtype | None) -> BatchForm:
         """Returns the form of batches of such samples; see `CachedDataset.batch_form`."""
         return MaskedForm(self._table(), MaskedSpec(lengths=self._lengths(), dataset_id=dataset_id))
 

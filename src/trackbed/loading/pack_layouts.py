@@ -1,0 +1,136 @@
+"""Layouts of a batch of packs, as attention over documents of varying length takes it.
+
+Shapes: B packs, S places of a pack, T = B x S, n segments of all packs.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from trackbed.datasets import Batch
+from trackbed.errors import ArgumentError
+
+LayoutName = Literal["thd", "torch", "bridge"]
+LAYOUTS: Final[tuple[LayoutName, ...]] = get_args(LayoutName)
+_PLACES: Final = ("tokens", "labels", "loss_mask", "position_ids", "padding_mask")
+_HIGHEST: Final = int(np.iinfo(np.int32).max)
+
+Borders = tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]
+
+
+def layout_of(name: str, *, pads_borders: bool) -> Callable[[Batch], Batch]:
+    """Returns the function that lays out a batch.
+
+    Args:
+        name: "thd" for the batch of Megatron Core, "torch" for that of torch's attention over varying lengths, "bridge"
+            for that of Megatron-Bridge.
+        pads_borders: True for as many borders in each batch, as CUDA graphs need them.
+
+    Raises:
+        ArgumentError: there is no such layout.
+    """
+    if name not in LAYOUTS:
+        raise ArgumentError(f"layout must be one of {', '.join(map(repr, LAYOUTS))}, found {name!r}")
+    found: dict[str, Callable[..., Batch]] = {"thd": as_thd, "torch": as_torch, "bridge": as_bridge}
+    return lambda batch: found[name](batch, pads_borders=pads_borders)
+
+
+def as_thd(batch: Mapping[str, torch.Tensor], *, pads_borders: bool = False) -> Batch:
+    """Returns a batch of packs end to end, as Megatron Core's main branch has it.
+
+    `tokens`, `labels` and `position_ids` int64, `loss_mask` float32 and `padding_mask` bool, `[1, T]`; `cu_seqlens` and
+    `cu_seqlens_padded` int32 `[n + 1]`, of which the second has where segments lie, and the first their places without
+    padding; `max_seqlen` int32 `[1]`, the padded length of the longest document; and of a blend `dataset_id` `[B]`.
+
+    Args:
+        batch: rows of packs, as `gather` of a dataset in the order "packed" returns them.
+        pads_borders: True for as many borders in each batch, of which the last one is repeated.
+    """
+    logical, padded = borders_of(batch, pads_borders=pads_borders)
+    return Batch(
+        {
+            **_flat(batch),
+            "cu_seqlens": torch.from_numpy(logical),
+            "cu_seqlens_padded": torch.from_numpy(padded),
+            "max_seqlen": _longest(batch).reshape(1),
+        }
+    )
+
+
+def as_torch(batch: Mapping[str, torch.Tensor], *, pads_borders: bool = False) -> Batch:
+    """Returns a batch of packs end to end with the names of torch's attention over varying lengths.
+
+    As `as_thd`, but with `cu_seq_q` and `cu_seq_k` int32 `[n + 1]`, where segments lie, and `max_q` and `max_k`, int64
+    of no axis, the length of the longest segment.
+    """
+    _, padded = borders_of(batch, pads_borders=pads_borders)
+    cu_seq, longest = torch.from_numpy(padded), torch.tensor(int(np.diff(padded).max(initial=0)))
+    return Batch({**_flat(batch), "cu_seq_q": cu_seq, "cu_seq_k": cu_seq, "max_q": longest, "max_k": longest})
+
+
+def as_bridge(batch: Mapping[str, torch.Tensor], *, pads_borders: bool = False) -> Batch:
+    """Returns a batch of one pack with the names of Megatron-Bridge.
+
+    `tokens`, `labels`, `position_ids`, `loss_mask` and `padding_mask` `[1, S]`; `cu_seqlens_q` and `cu_seqlens_kv`
+    int32 `[1, n + 1]`, and with padding of documents `cu_seqlens_q_padded` and `cu_seqlens_kv_padded`; `max_seqlen_q`
+    and `max_seqlen_kv` int32 `[1, 1]`.
+
+    Raises:
+        ArgumentError: the batch has several packs.
+    """
+    if len(batch["tokens"]) != 1:
+        raise ArgumentError(f"a batch in Megatron-Bridge's layout must have 1 pack, found {len(batch['tokens'])}")
+    logical, padded = (torch.from_numpy(one)[None] for one in borders_of(batch, pads_borders=pads_borders))
+    longest = _longest(batch).reshape(1, 1)
+    found = {**_flat(batch), "cu_seqlens_q": logical, "cu_seqlens_kv": logical}
+    if not torch.equal(logical, padded):
+        found |= {"cu_seqlens_q_padded": padded, "cu_seqlens_kv_padded": padded}
+    return Batch({**found, "max_seqlen_q": longest, "max_seqlen_kv": longest})
+
+
+def borders_of(batch: Mapping[str, torch.Tensor], *, pads_borders: bool) -> Borders:
+    """Returns the borders of all packs, one after the other: sums of places, and where segments lie.
+
+    Raises:
+        ArgumentError: T is too large for int32.
+
+    >>> rows = {"tokens": torch.zeros((2, 4)), "cu_seqlens": torch.tensor([[0, 3, 3], [0, 2, 4]], dtype=torch.int32)}
+    >>> rows["cu_seqlens_padded"] = torch.tensor([[0, 3, 4], [0, 2, 4]], dtype=torch.int32)
+    >>> [one.tolist() for one in borders_of(rows, pads_borders=False)]
+    [[0, 3, 3, 5, 7], [0, 3, 4, 6, 8]]
+    """
+    logical, padded = batch["cu_seqlens"].numpy(), batch["cu_seqlens_padded"].numpy()
+    size, length = batch["tokens"].shape
+    if size * length > _HIGHEST:
+        raise ArgumentError(f"a batch must have at most {_HIGHEST} places for borders of int32, found {size * length}")
+    is_end = padded[:, 1:] > padded[:, :-1]
+    before = np.concatenate([[0], np.cumsum(logical[:, -1], dtype=np.int64)[:-1]]) if size else np.zeros(0)
+    starts = np.arange(size, dtype=np.int64) * length
+    found = []
+    for ends, start in ((logical[:, 1:], before), (padded[:, 1:], starts)):
+        own = np.concatenate([[0], (ends + start[:, None])[is_end]]).astype(np.int32)
+        more = size * is_end.shape[1] + 1 - len(own) if pads_borders else 0
+        found.append(np.pad(own, (0, more), mode="edge"))
+    return found[0], found[1]
+
+
+def _flat(batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The places of all packs end to end, and what else is of each pack."""
+    flat = {name: batch[name].reshape(1, -1) for name in _PLACES}
+    return {**({"dataset_id": batch["dataset_id"]} if "dataset_id" in batch else {}), **flat}
+
+
+def _longest(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """The padded length of the longest document."""
+    found = batch["max_seqlen"]
+    return found.max() if len(found) else torch.zeros((), dtype=torch.int32)
+
+
+def check_layout(dataset: Any, name: str | None) -> None:
+    """Raises an ArgumentError unless a dataset has packs to lay out."""
+    order = getattr(getattr(dataset, "config", None), "order", None)
+    if name is not None and order != "packed":
+        raise ArgumentError(f"layout={name!r} needs a dataset in the order 'packed', found {order!r}")

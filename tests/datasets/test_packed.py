@@ -1,0 +1,209 @@
+"""The order "packed" through the datasets: batches, borders, epochs, splits and what is refused."""
+
+import pickle
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.files.blends import EOD, build, gpt_config
+from tests.support.files.built_pair import build as build_pair
+from trackbed.errors import ArgumentError, PlanError
+from trackbed.kernels.reference import pieces_of_document
+from trackbed.tokens import IndexedDataset
+
+KEYS = [
+    *("tokens", "labels", "loss_mask", "position_ids", "padding_mask"),
+    *("cu_seqlens", "cu_seqlens_padded", "max_seqlen"),
+]
+
+
+def write(prefix, lengths, seed=1, dtype=np.uint16):
+    """A pair of documents of these lengths, with EOD as an ordinary token, too."""
+    generator = np.random.default_rng(seed)
+    build_pair(prefix, [generator.integers(0, EOD + 1, length).astype(dtype) for length in lengths], dtype=dtype)
+    return str(prefix)
+
+
+@pytest.fixture(scope="module")
+def prefixes(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("packed")
+    generator = np.random.default_rng(3)
+    lengths = [generator.integers(0, most, 200) for most in (12, 40, 90)]
+    return [write(folder / f"p{number}", one, seed=number) for number, one in enumerate(lengths)]
+
+
+def packed(cache, prefixes, sizes=(60, 0, 0), weights=None, **options):
+    weights = weights if weights is not None or len(prefixes) == 1 else [1] * len(prefixes)
+    config = gpt_config(cache, blend=(prefixes, weights), **{"split": "1", "order": "packed", **options})
+    return build(config, sizes)[0]
+
+
+def segments_of(item):
+    """Inputs and labels of each piece of a pack, by its borders."""
+    logical, ends = item["cu_seqlens"].tolist(), item["cu_seqlens_padded"].tolist()
+    found = []
+    for number, start in enumerate(ends[:-1]):
+        places = logical[number + 1] - logical[number]
+        if places:
+            own = slice(start, start + places)
+            found.append((item["tokens"][own].tolist(), item["labels"][own].tolist()))
+    return found
+
+
+def check_pack(item, length, multiple):
+    """What holds for every pack, whatever its documents."""
+    logical, ends = item["cu_seqlens"], item["cu_seqlens_padded"]
+    assert ends[0] == 0
+    assert ends[-1] == length
+    assert (ends % multiple == 0).all()
+    places = logical.diff()
+    segments = ends.diff()
+    assert (places <= segments).all()
+    is_piece = places > 0
+    assert item["max_seqlen"] == (segments[is_piece].max() if is_piece.any() else 0)
+    is_padding = torch.ones(length, dtype=torch.bool)
+    positions = torch.zeros(length, dtype=torch.int64)
+    for start, stop, own in zip(ends[:-1].tolist(), ends[1:].tolist(), places.tolist(), strict=True):
+        is_padding[start : start + own] = False
+        positions[start:stop] = torch.arange(stop - start)
+    assert torch.equal(item["padding_mask"], is_padding)
+    assert torch.equal(item["loss_mask"], (~is_padding).float())
+    assert torch.equal(item["position_ids"], positions)
+    assert not item["tokens"][is_padding].any()
+    assert not item["labels"][is_padding].any()
+
+
+@settings(max_examples=25)
+@given(
+    options=st.fixed_dictionaries(
+        {
+            "sequence_length": st.sampled_from([16, 32, 64]),
+            "pack_multiple": st.sampled_from([1, 2, 16]),
+            "pack_most_documents": st.none() | st.integers(1, 4),
+            "pack_window": st.none() | st.integers(1, 60),
+            "pack_long": st.sampled_from(["split", "cut", "drop"]),
+        }
+    ),
+    is_blend=st.booleans(),
+)
+def test_batches_are_those_of_single_samples_and_keep_documents_apart(prefixes, options, is_blend):
+    data = packed(None, prefixes if is_blend else prefixes[:1], **options)
+    positions = list(range(0, 60, 7))
+    batch = data.gather(positions, num_threads=1)
+    assert list(batch) == (["dataset_id"] if is_blend else []) + KEYS
+    for number, position in enumerate(positions):
+        item = data[position]
+        for name, value in item.items():
+            found, wanted = batch[name][number], torch.as_tensor(value)
+            if name.startswith("cu_seqlens"):  # rows of a batch are filled up with the last border
+                assert found[len(wanted) :].eq(wanted[-1]).all()
+                found = found[: len(wanted)]
+            assert torch.equal(found, wanted), name
+        check_pack(item, options["sequence_length"], options["pack_multiple"])
+
+
+@pytest.mark.parametrize("long", ["split", "cut", "drop"])
+@pytest.mark.parametrize("window", [None, 50])
+def test_each_epoch_has_every_label_once_with_its_documents_prefix(prefixes, long, window):
+    prefix, length = prefixes[2], 32
+    texts = [document.tolist() for document in IndexedDataset(prefix)]
+    wanted = Counter(
+        (tuple(text[start:stop]), tuple(text[start + 1 : stop + 1]))
+        for text in texts
+        for start, stop in pieces_of_document(len(text), length, long)
+    )
+    options = {"sequence_length": length, "pack_long": long, "pack_window": window}
+    size = len(packed(None, [prefix], sizes=[None] * 3, **options))
+    data = packed(None, [prefix], sizes=(2 * size, 0, 0), **options)
+    epochs = []
+    for start in (0, size):
+        found = [data[position] for position in range(start, start + size)]
+        pieces = Counter((tuple(tokens), tuple(labels)) for item in found for tokens, labels in segments_of(item))
+        assert pieces == wanted
+        epochs.append([item["tokens"].tolist() for item in found])
+    assert sorted(epochs[0]) != sorted(epochs[1])  # documents meet others
+
+
+def test_a_blend_draws_packs_by_weight_and_epoch(prefixes):
+    data = packed(None, prefixes, weights=[1, 2, 1], sizes=(200, 0, 0), sequence_length=64)
+    ids = data.gather(range(200))["dataset_id"].tolist()
+    assert Counter(ids) == {0: 50, 1: 100, 2: 50}
+    alone = packed(None, prefixes[:1], sizes=(60, 0, 0), sequence_length=64)
+    per_epoch = alone.samples_per_epoch
+    assert 2 * per_epoch < 50
+    of_first = [data[position] for position, number in enumerate(ids) if number == 0]
+    pieces = [Counter(map(str, segments_of(item))) for item in of_first]
+    epochs = [sum(pieces[start : start + per_epoch], Counter()) for start in (0, per_epoch)]
+    assert epochs[0] == epochs[1]
+    assert pieces[:per_epoch] != pieces[per_epoch : 2 * per_epoch]
+
+
+def test_a_copy_reads_the_same_and_another_seed_others(prefixes):
+    data = packed(None, prefixes, sequence_length=64)
+    copy = pickle.loads(pickle.dumps(data))
+    assert torch.equal(copy.gather(range(30))["tokens"], data.gather(range(30))["tokens"])
+    assert copy.fingerprint == data.fingerprint
+    other = packed(None, prefixes, sequence_length=64, random_seed=8)
+    assert not torch.equal(other.gather(range(30))["tokens"], data.gather(range(30))["tokens"])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"pack_multiple": 2},
+        {"pack_most_documents": 3},
+        {"pack_window": 20},
+        {"pack_long": "cut"},
+        {"random_seed": 8},
+        {"sequence_length": 32},
+    ],
+)
+def test_what_decides_packs_is_in_the_fingerprint(prefixes, change):
+    data = packed(None, prefixes[:1], sequence_length=64)
+    assert packed(None, prefixes[:1], **{"sequence_length": 64, **change}).fingerprint != data.fingerprint
+
+
+def test_splits_pack_their_own_documents(prefixes):
+    config = gpt_config(None, blend=([prefixes[1]], None), split="3,1,1", order="packed", sequence_length=64)
+    splits = build(config, [None] * 3)
+    texts = [document.tolist() for document in IndexedDataset(prefixes[1])]
+    documents = [sorted({piece.document for at in range(len(one)) for piece in one.pieces(at)}) for one in splits]
+    assert sorted(sum(documents, [])) == [number for number, text in enumerate(texts) if len(text) > 1]
+    assert max(documents[0]) < min(documents[1])
+
+
+def test_pieces_have_the_token_behind_the_last_input(prefixes):
+    data = packed(None, prefixes[:1], sequence_length=64)
+    texts = [document.tolist() for document in IndexedDataset(prefixes[0])]
+    for position in range(5):
+        found = [texts[piece.document][piece.start : piece.stop] for piece in data.pieces(position)]
+        assert [(text[:-1], text[1:]) for text in found] == segments_of(data[position])
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"pack_multiple": 3}, "multiple must divide 16, the sequence_length, found 3"),
+        ({"pack_window": 0}, "pack_window must be a whole number of at least 1, found 0"),
+        ({"pack_most_documents": 0}, "pack_most_documents must be a whole number of at least 1, found 0"),
+        ({"pack_long": "trim"}, "long_documents must be one of split, cut, drop, found 'trim'"),
+        ({"eod_mask_loss": True}, "eod_mask_loss must be False with order='packed'"),
+        ({"mask_borders": True}, "mask_borders must be False with order='packed'"),
+        ({"add_extra_token_to_sequence": False}, "add_extra_token_to_sequence must be True with order='packed'"),
+        ({"order": "instant", "pack_multiple": 2}, "pack_multiple needs order='packed', found 'instant'"),
+        ({"fast_cache_load": True}, "fast_cache_load must be False with order='packed'"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(prefixes, options, problem):
+    with pytest.raises(ArgumentError, match=problem):
+        gpt_config(None, blend=(prefixes, None), split="1", **{"order": "packed", **options})
+
+
+def test_a_split_without_a_document_that_fits_is_refused(tmp_path):
+    prefix = write(tmp_path / "short", [1, 1, 0])
+    with pytest.raises(PlanError, match="must have a document of two tokens"):
+        packed(None, [prefix])
