@@ -208,7 +208,9 @@ def test_pairs_of_different_types_are_no_group(data):
 
 def test_contradictory_fields_are_reported_with_the_line_of_the_option(data):
     text = "split = '1'\nsize.train = 5\n[[dataset]]\npath = 'pair0'\nweight = 1\n[options]\nshuffle_block = 4\n"
-    with pytest.raises(BlendFileError, match=r"blend.toml:10: options.shuffle_block .*needs order='instant'"):
+    with pytest.raises(
+        BlendFileError, match=r"blend.toml:10: options.shuffle_block .*needs order='instant' or 'packed'"
+    ):
         measured(text)
     with pytest.raises(BlendFileError, match=r"blend.toml:1: tokenizer must be given to build a dataset, found none"):
         measured(text.replace("shuffle_block = 4", "")).config()

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from trackbed.blends.toml_tables import KeyPath, Problems
-from trackbed.datasets.config import OrderName, Stage
+from trackbed.datasets.config import COMPUTED, OrderName, Stage
 from trackbed.datasets.tokenizers.base import MegatronIdentity
 from trackbed.files.stores import is_address
 from trackbed.index.splits import Split
@@ -107,6 +107,11 @@ class BlendFile:
     schedule: tuple[Stage, ...] | None = None
     """Stages that replace those of the file, with the weights of all datasets of training, where a run has changed
     them; None for those of the file."""
+
+    @property
+    def is_computed(self) -> bool:
+        """True for an order without an index: samples are computed on each access."""
+        return self.order in COMPUTED
 
     @property
     def dataset_class(self) -> "type[GPTDataset]":

@@ -24,6 +24,7 @@ from trackbed.blends.toml_tables import (
     parse_count,
     reason_of,
 )
+from trackbed.datasets.config import COMPUTED
 from trackbed.errors import ArgumentError, FormatError, StoreError
 from trackbed.files.stores import is_address
 from trackbed.index.splits import Split
@@ -221,8 +222,8 @@ def read_stages(
     names = [entry.name for entry in datasets if entry.splits is None or Split.train in entry.splits]
     stages: list[StageEntry] = []
     tables = reader.tables("stage")
-    if tables and order != "instant":
-        reader.refuse("stage", f"needs order = 'instant', found {order!r}")
+    if tables and order not in COMPUTED:
+        reader.refuse("stage", f"needs order = 'instant' or 'packed', found {order!r}")
     for table in tables:
         start = _num_samples(table, _STARTS, sequence_length, global_batch_size)
         ramp = _num_samples(table, _RAMPS, sequence_length, global_batch_size, is_needed=False)

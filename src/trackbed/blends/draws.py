@@ -10,12 +10,16 @@ from decimal import ROUND_CEILING, Decimal
 from itertools import pairwise
 from typing import Final
 
+import numpy as np
+
 from trackbed.blends.measure import MeasuredBlend
 from trackbed.builder.plan_split import plan_split
+from trackbed.datasets.config import COMPUTED
 from trackbed.datasets.gpt.config import GPTDatasetConfig
 from trackbed.errors import PlanError
 from trackbed.index import BlendStage, InstantOrder, Split, largest_remainders, normalize, plan_epochs
 from trackbed.index.epochs import EpochPlan, stretches_per_epoch
+from trackbed.index.packing import Packs
 from trackbed.plural import number_of
 
 _NAMES_SHOWN: Final = 3
@@ -69,12 +73,13 @@ class DrawCounter:
         self._is_blended = self._spec is not None and self._spec.is_blended
         self.failure: str | None = None
         """Reason why the blend as a whole cannot be drawn, set by `count`; None if there is none."""
+        self._packs: dict[int, int] = {}
         self.limits = [member.entry.max_epochs if split is Split.train else None for member in self._members]
 
     def count(self) -> tuple[SplitDraws, tuple[StageDraws, ...]]:
         """Counts the samples of all datasets, in total and by stage."""
         draws = self._draws()
-        if self._config.order == "instant" and self._is_blended and draws.size and not self._lacks_samples(draws):
+        if self._config.order in COMPUTED and self._is_blended and draws.size and not self._lacks_samples(draws):
             return self._instant(draws)
         return draws, (self._stage(0, draws.size, draws.drawn),)
 
@@ -143,10 +148,27 @@ class DrawCounter:
         return any(want and not self._per_epoch(number) for number, want in enumerate(wanted))
 
     def _per_epoch(self, number: int) -> int:
-        """Returns the samples of one epoch in the order "instant"."""
+        """Returns the samples of one epoch in an order without an index."""
         config = self._config
+        if config.order == "packed":
+            return self._packs_per_epoch(number)
         extra_token = int(config.add_extra_token_to_sequence)
         return stretches_per_epoch(self.tokens[number], sequence_length=config.sequence_length, extra_token=extra_token)
+
+    def _packs_per_epoch(self, number: int) -> int:
+        """Returns the packs of a dataset. Reads the lengths of its documents, once."""
+        if number not in self._packs:
+            config = self._config
+            start, stop = self._members[number].split_ranges[self._split.value] or (0, 0)
+            lengths = self._members[number].reopen().sequence_lengths[start:stop]
+            packs = Packs(
+                np.require(lengths, dtype=np.int32, requirements=["C", "A"]),
+                config.pack_shape,
+                most_documents=config.pack_most_documents,
+                window=config.pack_window,
+            )
+            self._packs[number] = len(packs)
+        return self._packs[number]
 
     def _epochs(self, number: int, num_samples: int | None) -> EpochPlan:
         config = self._config
@@ -160,7 +182,7 @@ class DrawCounter:
 
     def available(self, number: int, wanted: int | None) -> int:
         """Returns the number of samples of a dataset built for `wanted` samples; None for one epoch."""
-        if self._config.order == "instant":
+        if self._config.order in COMPUTED:
             return self._per_epoch(number) if wanted is None or not self._per_epoch(number) else wanted
         if self.tokens[number] == 0 and wanted:
             return 0
@@ -179,7 +201,7 @@ class DrawCounter:
                 "change `split`, add it to a group, or exclude it from this split with `splits`",
             )
         is_exact = self._config.order != "megatron"  # "megatron": exact to within one
-        if drawn - (not is_exact) > available and self._config.order != "instant":
+        if drawn - (not is_exact) > available and self._config.order not in COMPUTED:
             return Shortfall("", self._undersized(drawn, available))
         if limit is None or (self._is_blended and self._config.blend_when_exhausted == "reweight"):
             return None
@@ -209,7 +231,7 @@ class DrawCounter:
     def _as_samples_of(self, number: int, other: int, draws: SplitDraws) -> int:
         """Returns the samples of a dataset that take as many epochs as those drawn from another one."""
         drawn, size, other_size = draws.drawn[other], self.tokens[number], self.tokens[other]
-        if self._config.order == "instant":
+        if self._config.order in COMPUTED:
             size, other_size = self._per_epoch(number), self._per_epoch(other)
         return -(-drawn * size // other_size) if other_size else 0
 
@@ -238,13 +260,13 @@ class DrawCounter:
     def _max_samples(self, number: int, limit: float) -> int:
         """Returns the maximum number of samples within `limit` epochs."""
         numerator, denominator = limit.as_integer_ratio()
-        if self._config.order == "instant":  # by the rule of `index.instant_plan`
+        if self._config.order in COMPUTED:  # by the rule of `index.instant_plan`
             return (2 * self._per_epoch(number) * numerator + denominator) // (2 * denominator)
         return self.tokens[number] * numerator // (denominator * self._config.sequence_length)
 
     def epochs(self, number: int, samples: int) -> float:
         """Returns the number of epochs that `samples` samples of a dataset take."""
-        if self._config.order == "instant":
+        if self._config.order in COMPUTED:
             return samples / self._per_epoch(number) if self._per_epoch(number) else 0.0
         return samples * self._config.sequence_length / self.tokens[number] if self.tokens[number] else 0.0
 

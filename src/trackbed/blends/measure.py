@@ -14,7 +14,7 @@ from trackbed.blends.sizes import DatasetRequest, plan_weights
 from trackbed.blends.tokenizer import StatedTokenizer, check_token_ids, make_tokenizer
 from trackbed.blends.toml_tables import Problems
 from trackbed.builder.plan_split import check_sizes
-from trackbed.datasets.config import Blend
+from trackbed.datasets.config import COMPUTED, Blend
 from trackbed.datasets.gpt.config import GPTDatasetConfig
 from trackbed.errors import ArgumentError, PlanError
 from trackbed.index.splits import (
@@ -128,7 +128,7 @@ class MeasuredBlend:
         return [member.prefix for member in members], None if weights is None else list(weights)
 
     def _instant_options(self) -> dict[str, Any]:
-        if self.file.order != "instant":
+        if self.file.order not in COMPUTED:
             return {}
         members = self.of(Split.train)
         limits = [member.entry.max_epochs for member in members]

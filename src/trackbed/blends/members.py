@@ -7,7 +7,7 @@ Shapes: N names of pairs.
 
 import os
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from glob import glob, has_magic
@@ -165,6 +165,10 @@ class Member:
     """Documents of its part of each split, estimated from the share of its sequences if documents have several; None
     for a split that it is not in."""
     tokens: int
+    split_ranges: tuple[tuple[int, int] | None, ...]
+    """First sequence of its part of each split, and the one after the last; None for a split that it is not in."""
+    reopen: Callable[[], IndexedDataset | IndexedGroup] = field(repr=False, compare=False)
+    """Opens it."""
     split_tokens: tuple[int | None, int | None, int | None]
     """Tokens of its part of each split; None for a split that it is not in."""
     part: float
@@ -319,6 +323,8 @@ def _measure(
         entry=entry,
         split_documents=(documents_in(ranges[0]), documents_in(ranges[1]), documents_in(ranges[2])),
         tokens=_tokens_before(dataset, len(dataset)),
+        split_ranges=tuple(ranges),
+        reopen=partial(opener.open, entry, prefix, pairs),
         split_tokens=(tokens_in(ranges[0]), tokens_in(ranges[1]), tokens_in(ranges[2])),
         part=1.0,
     )

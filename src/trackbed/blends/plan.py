@@ -11,6 +11,7 @@ from trackbed.blends.draws import DrawCounter, SplitDraws, StageDraws
 from trackbed.blends.measure import MeasuredBlend
 from trackbed.blends.members import Member
 from trackbed.blends.toml_tables import Problems
+from trackbed.datasets.config import COMPUTED
 from trackbed.datasets.gpt.config import GPTDatasetConfig
 from trackbed.index import Split
 from trackbed.plural import number_of
@@ -144,7 +145,7 @@ def _notes(
         why = why_more_samples(config, is_blended=len(datasets) > 1)
         notes.append(f"{number_of(draws.size, 'sample')} for {asked:,} asked for, as {why}")
     built = sum(one.samples_built for one in datasets)
-    if built > draws.size and config.order != "instant":
+    if built > draws.size and config.order not in COMPUTED:
         why = why_more_are_built(config, has_weights=has_weights)
         notes.append(f"indices are built for at least {number_of(built, 'sample')}, as {why}")
     return tuple(notes)

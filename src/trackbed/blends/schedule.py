@@ -5,13 +5,19 @@ Shapes: K datasets.
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from trackbed.datasets.blend.dataset import BlendedDataset
-from trackbed.datasets.config import Stage
+from trackbed.datasets.config import COMPUTED, Stage
 from trackbed.errors import ArgumentError
 from trackbed.index import BlendStage, InstantOrder, Split
 from trackbed.index.interleaving import Weight, integer_weights
+
+_FIXED: Final = (
+    *("order", "random_seed", "sequence_length", "shuffle_block", "shuffle_window"),
+    *("pack_multiple", "pack_most_documents", "pack_window", "pack_long"),
+)
+"""Fields of a configuration that decide samples, which stay while a run goes on."""
 
 
 def schedule_of(dataset: BlendedDataset) -> list[BlendStage]:
@@ -61,12 +67,12 @@ def check_continued(before: BlendedDataset, after: BlendedDataset, position: int
     Raises:
         ArgumentError: they are not, or cannot be; the message says what must be kept.
     """
-    for name in ("order", "random_seed", "sequence_length", "shuffle_block", "shuffle_window"):
-        old, new = (getattr(one.config, name) for one in (before, after))
+    for name in _FIXED:
+        old, new = (getattr(one.config, name, None) for one in (before, after))
         if old != new:
             raise ArgumentError(f"{name} must stay {old!r} while a run goes on, found {new!r}")
-    if before.config.order != "instant":
-        raise ArgumentError(f"order must be 'instant' for a blend that changes, found {before.config.order!r}")
+    if before.config.order not in COMPUTED:
+        raise ArgumentError(f"order must be 'instant' or 'packed' to be changed, found {before.config.order!r}")
     if len(after.datasets) < len(before.datasets):
         raise ArgumentError(
             f"datasets must stay while a run goes on, with weight 0 where they are not wanted: there were "

@@ -149,7 +149,7 @@ def _config(
     problems = file.problems()
     if file.tokenizer is None and identity is None:
         problems.add(("tokenizer",), "must be given to build a dataset, found none")
-    if (cache or file.cache) is None and file.order != "instant":
+    if (cache or file.cache) is None and not file.is_computed:
         problems.add(("cache",), "must name a folder for the indices, found none: give --cache FOLDER")
     problems.stop()  # both omissions at once
     config = blend.config(tokenizer=_tokenizer(blend, identity), cache=cache)
@@ -254,7 +254,7 @@ def _run(
     if group.rank > 0:
         return built
     samples = _samples(built, sizes, config)
-    where = "nothing to build" if config.order == "instant" else f"indices are in {config.path_to_cache}"
+    where = "nothing to build" if config.is_computed else f"indices are in {config.path_to_cache}"
     processes = f" with {group.size} processes" if group.size > 1 else ""
     click.echo(f"{where}, after {monotonic() - started:.1f} s{processes}; samples: {samples}")
     return built

@@ -133,6 +133,11 @@ class BlendedMegatronDatasetConfig:
     """Pairs by prefix of the blend, for prefixes that name a group of pairs. Their documents are concatenated as if the
     pairs were merged."""
 
+    @property
+    def is_computed(self) -> bool:
+        """True for an order without an index: samples are computed on each access."""
+        return self.order in COMPUTED
+
     def __post_init__(self) -> None:
         """Checks the fields, and sets `mock`, `split` and `split_matrix`."""
         self._check_ranges()

@@ -20,7 +20,7 @@ from trackbed.blends.open import Splits
 from trackbed.blends.schedule import blended, check_continued, continued, plain_stages, schedule_of
 from trackbed.daemon_threads import DaemonThreads
 from trackbed.datasets.blend.dataset import BlendedDataset
-from trackbed.datasets.config import Stage
+from trackbed.datasets.config import COMPUTED, Stage
 from trackbed.errors import TrackbedError
 from trackbed.index import BlendStage
 
@@ -55,9 +55,9 @@ class Version:
 
 
 def can_be_steered(splits: Splits) -> bool:
-    """True for a blend in the order "instant", which may change while it is read."""
+    """True for a blend in an order without an index, which may change while it is read."""
     dataset = splits.train
-    return isinstance(dataset, BlendedDataset) and dataset.config.order == "instant"
+    return isinstance(dataset, BlendedDataset) and dataset.config.order in COMPUTED
 
 
 @dataclass(slots=True)

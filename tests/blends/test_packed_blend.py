@@ -1,0 +1,86 @@
+"""Blend files with order = "packed": opened, planned, steered, and read by a loader."""
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import trackbed
+from tests.datasets.test_packed import write
+from trackbed.blends import plan_blend, read_blend_file
+from trackbed.blends.measure import measure_blend
+from trackbed.cli.main import trackbed as trackbed_command
+from trackbed.errors import BlendFileError
+
+BLEND = """version = 1
+sequence_length = 64
+order = "packed"
+split = "9,1"
+size = {train = 300, valid = 4}
+tokenizer = "bytes"
+[[dataset]]
+path = "one"
+weight = 3
+[[dataset]]
+path = "two"
+weight = 1
+[options]
+pack_multiple = 2
+pack_window = 70
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    generator = np.random.default_rng(1)
+    for name, most in (("one", 50), ("two", 150)):
+        write(tmp_path / name, generator.integers(0, most, 300), seed=most)
+    (tmp_path / "blend.toml").write_text(BLEND)
+    return tmp_path
+
+
+def test_a_blend_file_of_packs_is_opened_and_read(folder):
+    splits = trackbed.open_blend(folder / "blend.toml")
+    loader = trackbed.BatchLoader(splits.train, batch_size=4, layout="thd")
+    batch = next(iter(loader))
+    assert batch["tokens"].shape == (1, 4 * 64)
+    assert (batch["cu_seqlens_padded"].diff() % 2 == 0).all()
+    assert batch["loss_mask"].sum() == batch["cu_seqlens"][-1]
+    assert len(splits.valid) == 4
+
+
+def test_the_plan_counts_packs_as_the_datasets_do(folder):
+    blend = measure_blend(read_blend_file(folder / "blend.toml"))
+    train = plan_blend(blend).splits[0]
+    built = trackbed.open_blend(folder / "blend.toml").train
+    for planned, dataset in zip(train.datasets, built.datasets, strict=True):
+        assert planned.epochs == pytest.approx(planned.samples / dataset.samples_per_epoch)
+    found = CliRunner().invoke(trackbed_command, ["blend", str(folder / "blend.toml")])
+    assert found.exit_code == 0, found.output
+
+
+def test_weights_of_packs_change_while_a_run_goes_on(folder):
+    with trackbed.open_run(folder / "run", blend=folder / "blend.toml") as run:
+        run.set_weights(6, {"one": 0, "two": 1})
+        ids = []
+        for batch in run.loader(batch_size=8):
+            ids.append(batch["dataset_id"].tolist())
+            run.record(0.5)
+            if run.step == 10:
+                break
+    assert {0, 1} == set(sum(ids[:5], []))
+    assert set(sum(ids[5:], [])) == {1}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ("pack_multiple = 2", "pack_multiple = 3", "multiple must divide 64, the sequence_length, found 3"),
+        ("pack_window = 70", 'pack_long = "trim"', "pack_long must be one of 'split', 'cut', 'drop', found 'trim'"),
+        ("pack_window = 70", "mask_borders = true", "mask_borders must be False with order='packed'"),
+        ('order = "packed"', 'order = "instant"', "pack_multiple needs order='packed', found 'instant'"),
+    ],
+)
+def test_wrong_options_are_reported_with_the_file(folder, old, new, problem):
+    (folder / "blend.toml").write_text(BLEND.replace(old, new))
+    with pytest.raises(BlendFileError, match=problem):
+        trackbed.open_blend(folder / "blend.toml")
