@@ -286,15 +286,17 @@ Outcome gather(nb::capsule workers, Words sources, Words files, Words fetched, A
   return outcome_of(found);
 }
 
-Outcome gather_packs(nb::capsule workers, Words sources, Words files, Words fetched, Array<const std::int32_t> datasets,
-                     Array<const std::int64_t> pieces, Array<const std::int64_t> firsts, Words shape, Words rows,
-                     int level, int num_threads, nb::handle callback) {
+Outcome gather_packs(nb::capsule workers, Words sources, Words files, Words fetched, Words trained,
+                     Array<const std::int32_t> datasets, Array<const std::int64_t> pieces,
+                     Array<const std::int64_t> firsts, Words shape, Words rows, int level, int num_threads,
+                     nb::handle callback) {
   trackbed::Poll poll = poll_of(callback);
   auto& its_workers = *static_cast<trackbed::Workers*>(workers.data());
   const nb::gil_scoped_release no_gil;
   const trackbed::Gathered found =
       trackbed::gather_packs(structures_of<const trackbed::SampleSource>(sources), files_of(files, fetched),
-                             span_of(datasets), structures_of<const trackbed::PackedPiece>(pieces), span_of(firsts),
+                             structures_of<const trackbed::TrainedRuns>(trained), span_of(datasets),
+                             structures_of<const trackbed::PackedPiece>(pieces), span_of(firsts),
                              structures_of<const trackbed::PackedShape>(shape).front(),
                              structures_of<const trackbed::PackedRows>(rows).front(), static_cast<trackbed::Isa>(level),
                              num_threads, its_workers, poll);
@@ -530,7 +532,7 @@ NB_MODULE(_native, m) {
   m.def("gather_masked", &gather_masked, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
         nb::arg(), nb::arg(), nb::arg(), poll);
   m.def("gather_packs", &gather_packs, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
-        nb::arg(), nb::arg(), nb::arg(), nb::arg(), poll);
+        nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), poll);
   m.def("legacy_draws", &legacy_draws);
   m.def("draw_phases", &draw_phases, nb::call_guard<nb::gil_scoped_release>());
   m.def("interleaving_counts", &interleaving_counts, nb::call_guard<nb::gil_scoped_release>());

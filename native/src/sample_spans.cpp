@@ -322,13 +322,18 @@ void prefetch_tokens(std::span<const Span> spans, std::int64_t token_bytes) {
   }
 }
 
-void approach_pieces(const SampleSource& source, std::span<const TokenFile> files,
-                     std::span<const PackedPiece> pieces) {
+FileSequence find_sequence(const SampleSource& source, std::span<const TokenFile> files, std::int64_t document) {
   const auto its_files =
       files.subspan(static_cast<std::size_t>(source.first_file), static_cast<std::size_t>(source.num_files));
+  const TokenFile& file = file_of(its_files, document);
+  return {&file - files.data(), difference(document, file.first_sequence)};
+}
+
+void approach_pieces(const SampleSource& source, std::span<const TokenFile> files,
+                     std::span<const PackedPiece> pieces) {
   for (const PackedPiece& piece : pieces) {
-    const TokenFile& file = file_of(its_files, piece.document);
-    const std::int64_t sequence = difference(piece.document, file.first_sequence);
+    const auto [number, sequence] = find_sequence(source, files, piece.document);
+    const TokenFile& file = files[static_cast<std::size_t>(number)];
     if (file.lengths != nullptr && is_in(sequence, file.num_sequences)) {
       __builtin_prefetch(file.lengths + sequence * static_cast<std::int64_t>(sizeof(std::int32_t)));
       __builtin_prefetch(file.pointers + sequence * static_cast<std::int64_t>(sizeof(std::int64_t)));
@@ -346,12 +351,9 @@ Planned plan_pieces(const SampleSource& source, const TokenFiles& files, std::sp
   if (token_bytes == 0) {
     return Planned::refused;
   }
-  const auto its_files =
-      files.files.subspan(static_cast<std::size_t>(source.first_file), static_cast<std::size_t>(source.num_files));
   for (const PackedPiece& piece : pieces) {
-    const TokenFile& file = file_of(its_files, piece.document);
-    const std::int64_t sequence = difference(piece.document, file.first_sequence);
-    const std::int64_t number = &file - files.files.data();
+    const auto [number, sequence] = find_sequence(source, files.files, piece.document);
+    const TokenFile& file = files.files[static_cast<std::size_t>(number)];
     if (!is_in(sequence, file.num_sequences)) {
       return Planned::refused;
     }

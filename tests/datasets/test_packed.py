@@ -1,6 +1,7 @@
 """The order "packed" through the datasets: batches, borders, epochs, splits and what is refused."""
 
 import pickle
+import shutil
 from collections import Counter
 
 import numpy as np
@@ -11,9 +12,10 @@ from hypothesis import strategies as st
 
 from tests.support.files.blends import EOD, build, gpt_config
 from tests.support.files.built_pair import build as build_pair
-from trackbed.errors import ArgumentError, PlanError
+from trackbed.errors import ArgumentError, FormatError, PlanError
 from trackbed.kernels.reference import pieces_of_document
-from trackbed.tokens import IndexedDataset
+from trackbed.tokens import IndexedDataset, IndexedDatasetBuilder
+from trackbed.tokens.trained_tokens import TrainedColumns, runs_of
 
 KEYS = [
     *("tokens", "labels", "loss_mask", "position_ids", "padding_mask"),
@@ -207,3 +209,65 @@ def test_a_split_without_a_document_that_fits_is_refused(tmp_path):
     prefix = write(tmp_path / "short", [1, 1, 0])
     with pytest.raises(PlanError, match="must have a document of two tokens"):
         packed(None, [prefix])
+
+
+@pytest.fixture(scope="module")
+def masked(tmp_path_factory):
+    """A pair with trained tokens, some of its documents without one, and what they are."""
+    folder = tmp_path_factory.mktemp("masked")
+    generator = np.random.default_rng(5)
+    builder = IndexedDatasetBuilder(f"{folder / 'p'}.bin", np.uint16)
+    builder.trained, masks, texts = TrainedColumns(), [], []
+    for length in generator.integers(0, 120, 150).tolist():
+        mask = generator.random(length) < generator.choice([0.0, 0.3, 0.7, 1.0])
+        text = generator.integers(0, EOD + 1, length)
+        builder.add_document(text, [length])
+        runs = runs_of(mask)
+        builder.trained.add(np.array([len(runs)]), runs, lengths=np.array([length]), where="mask")
+        masks.append(mask)
+        texts.append(text)
+    builder.finalize(f"{folder / 'p'}.idx")
+    return str(folder / "p"), texts, masks
+
+
+@pytest.mark.parametrize("long", ["split", "cut", "drop"])
+@pytest.mark.parametrize("multiple", [1, 8])
+def test_the_loss_mask_is_that_of_the_labels(masked, long, multiple):
+    prefix, texts, masks = masked
+    options = {"sequence_length": 64, "pack_long": long, "pack_multiple": multiple}
+    size = len(packed(None, [prefix], sizes=[None] * 3, **options))
+    data = packed(None, [prefix], sizes=(size, 0, 0), **options)
+    batch = data.gather(range(size), num_threads=1)
+    wanted = Counter()
+    for text, mask in zip(texts, masks, strict=True):
+        for start, stop in pieces_of_document(len(text), 64, long):
+            labels = text[start + 1 : stop + 1].tolist()
+            wanted[tuple(zip(labels, mask[start + 1 : stop + 1].tolist(), strict=True))] += 1
+    found = Counter()
+    for position in range(size):
+        item = data[position]
+        assert torch.equal(batch["loss_mask"][position], item["loss_mask"])
+        ends = item["cu_seqlens_padded"].tolist()
+        for start, places in zip(ends, item["cu_seqlens"].diff().tolist(), strict=False):
+            own = slice(start, start + places)
+            labels = zip(item["labels"][own].tolist(), item["loss_mask"][own].bool().tolist(), strict=True)
+            found[tuple(labels)] += places > 0
+    assert found - Counter({(): 10**6}) == wanted
+    trained = sum(
+        int(mask[start + 1 : stop + 1].sum())
+        for mask in masks
+        for start, stop in pieces_of_document(len(mask), 64, long)
+    )
+    assert batch["loss_mask"].sum() == trained
+
+
+def test_a_damaged_mask_is_refused_where_it_is_read(masked, tmp_path):
+    prefix = str(tmp_path / "p")
+    for suffix in (".bin", ".idx", ".trackbed.json", ".mask"):
+        shutil.copy(f"{masked[0]}{suffix}", f"{prefix}{suffix}")
+    data = packed(None, [prefix], sequence_length=64)
+    raw = bytearray((tmp_path / "p.mask").read_bytes())
+    raw[40:48] = (2**40).to_bytes(8, "little")
+    (tmp_path / "p.mask").write_bytes(raw)
+    with pytest.raises(FormatError, match="must have runs in"):
+        data.gather(range(60), num_threads=1)

@@ -113,6 +113,16 @@ struct PackedPiece {
   std::int64_t stop;
 };
 
+// Where a document is: number of the file, and of the sequence in it. A sequence outside of the file says that no file
+// has the document.
+struct FileSequence {
+  std::int64_t file;
+  std::int64_t sequence;
+};
+
+// Finds a document of a source. O(log(files)).
+FileSequence find_sequence(const SampleSource& source, std::span<const TokenFile> files, std::int64_t document);
+
 // Finds the spans of the pieces of a pack, each with the token behind its last input. Every span is checked as by
 // plan_spans(). Requires: as plan_spans(). O(pieces * log(files)).
 Planned plan_pieces(const SampleSource& source, const TokenFiles& files, std::span<const PackedPiece> pieces,

@@ -14,6 +14,7 @@ from trackbed.datasets.config import BlendedMegatronDatasetConfig, check_stored,
 from trackbed.datasets.start import current_start
 from trackbed.errors import ArgumentError, FormatError
 from trackbed.files.stores import is_address
+from trackbed.tokens.trained_tokens import TrainedTokens
 
 _Item = TypeVar("_Item")
 _MOST_TOKENS: Final = 1024
@@ -72,6 +73,20 @@ def _check_type(dataset: IndexedDataset | tokens.IndexedGroup) -> None:
     dtype = np.dtype(dataset.index.dtype)
     if dtype.kind not in "iu":
         raise FormatError(f"{dataset.path_prefix}: tokens must be integers, found {dtype}")
+
+
+def trained_tokens(pair: IndexedDataset | tokens.IndexedDataset) -> TrainedTokens | None:
+    """Returns which tokens of a pair's documents are trained; None if all are.
+
+    Raises:
+        FormatError: its mask is damaged, or of documents of several sequences.
+    """
+    found = TrainedTokens.open(pair.path_prefix)
+    if found is not None and len(found) != len(pair):
+        raise FormatError(
+            f"{pair.path_prefix}: each of {len(found)} documents with a mask must be one sequence, found {len(pair)}"
+        )
+    return found
 
 
 def identify(dataset: Any) -> dict[str, Any]:

@@ -248,6 +248,7 @@ def gather_packs(
     sources: npt.NDArray[np.uint64],
     files: npt.NDArray[np.uint64],
     fetched: npt.NDArray[np.uint64],
+    trained: npt.NDArray[np.uint64],
     datasets: npt.NDArray[np.int32],
     pieces: npt.NDArray[np.int64],
     firsts: npt.NDArray[np.int64],

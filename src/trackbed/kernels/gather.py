@@ -22,6 +22,7 @@ _FILE: Final = np.dtype(
         *[("num_sequences", "<i8"), ("first_sequence", "<i8"), ("first_byte", "<i8"), ("token_bytes", "<i8")],
     ]
 )
+_TRAINED: Final = np.dtype([("firsts", "<i8"), ("runs", "<i8"), ("num_documents", "<i8"), ("num_runs", "<i8")])
 _SOURCE: Final = np.dtype(
     [
         *[("first_file", "<i8"), ("num_files", "<i8"), ("dtype", "<i8"), ("num_samples", "<i8")],
@@ -85,7 +86,10 @@ class SampleSources:
         self.visits: dict[int, Visits] = {}
         self.sentences: dict[int, Sentences] = {}
         self.source_table = np.zeros(num_datasets, dtype=_SOURCE)
+        self.trained: dict[int, tuple[npt.NDArray[Any], ...]] = {}
+        """Runs of trained tokens of open files; none for a file all of whose tokens are trained."""
         self._file_buffer = np.zeros(16, dtype=_FILE)
+        self._trained_buffer = np.zeros(16, dtype=_TRAINED)
         self._words = self.source_table.view(np.uint64), self.file_table.view(np.uint64)
 
     @property
@@ -106,6 +110,8 @@ class SampleSources:
             larger = np.zeros(2 * len(self.files), dtype=_FILE)
             larger[:first] = self._file_buffer[:first]
             self._file_buffer = larger
+            self._trained_buffer = np.resize(self._trained_buffer, len(larger))
+            self._trained_buffer[first:] = 0
         for column, name in enumerate(("num_sequences", "first_sequence", "first_byte", "token_bytes")):
             self.file_table[name][first:] = [extent[column] for extent in extents]
         self._words = self._words[0], self.file_table.view(np.uint64)
@@ -147,8 +153,29 @@ class SampleSources:
         entry["pointers"] = _address(pointers)
         entry["lengths"] = _address(lengths) or 1
 
+    @property
+    def trained_words(self) -> npt.NDArray[np.uint64]:
+        """The table of trained tokens as an array of words for the kernel."""
+        return self._trained_buffer[: len(self.files)].view(np.uint64)
+
+    def set_trained(self, number: int, firsts: npt.NDArray[np.uint64], runs: npt.NDArray[np.uint32]) -> None:
+        """Sets which tokens of a file's documents are trained.
+
+        Args:
+            number: that of the file.
+            firsts: `[D + 1]` runs before each document, and in all.
+            runs: `[R, 2]` first token of each run in its document, and number of tokens.
+        """
+        for name, array, dtype in (("firsts", firsts, np.uint64), ("runs", runs, np.uint32)):
+            if array.dtype != dtype or not (array.flags.c_contiguous and array.flags.aligned) or not len(firsts):
+                raise ArgumentError(f"{name} must be contiguous, aligned {np.dtype(dtype)}, found {array.dtype}")
+        self.trained[number] = (firsts, runs)
+        self._trained_buffer[number] = (_address(firsts), _address(runs), len(firsts) - 1, len(runs))
+
     def unmap_file(self, number: int) -> None:
         """Removes a file's bytes; `gather` then lists it as absent for samples that need it."""
+        if self.trained.pop(number, None) is not None:
+            self._trained_buffer[number] = 0
         self.file_table[number]["lengths"] = self.file_table[number]["tokens"] = 0
         self.files[number] = None
 

@@ -1,6 +1,6 @@
 """Typed wrapper of the kernel that gathers batches of packs.
 
-Shapes: B packs of a batch, S places of a pack, M entries of a row of borders.
+Shapes: B packs of a batch, S places of a pack that are written, M entries of a row of borders.
 """
 
 from collections.abc import Mapping
@@ -35,8 +35,17 @@ class PackedShape:
     """Each piece is padded to a multiple of so many places, which divides S."""
     num_borders: int
     """M, at least two more than the pieces of a pack."""
+    context_rank: int = 0
+    """Of the ranks that share a pack, the one whose places are written."""
+    context_size: int = 1
+    """Number of these ranks. Where it is above 1, `multiple` is a multiple of twice of it."""
     words: npt.NDArray[np.uint64] = field(init=False, repr=False, compare=False)
     """The fields as an array of words for the kernel."""
+
+    @property
+    def own_length(self) -> int:
+        """Places of a pack that are written."""
+        return self.length // self.context_size
 
     def __post_init__(self) -> None:
         if self.length < 1 or self.multiple < 1 or self.length % self.multiple or self.num_borders < 2:
@@ -44,7 +53,15 @@ class PackedShape:
                 f"length must be a multiple of multiple, and num_borders at least 2, found {self.length}, "
                 f"{self.multiple} and {self.num_borders}"
             )
-        fields = np.array([self.length, self.multiple, self.num_borders], dtype=np.uint64)
+        if not 0 <= self.context_rank < self.context_size or (
+            self.context_size > 1 and self.multiple % (2 * self.context_size)
+        ):
+            raise ArgumentError(
+                f"context_rank must be below context_size, and multiple one of 2 * context_size, found "
+                f"{self.context_rank}, {self.context_size} and {self.multiple}"
+            )
+        values = (self.length, self.multiple, self.num_borders, self.context_rank, self.context_size)
+        fields = np.array(values, dtype=np.uint64)
         object.__setattr__(self, "words", fields)
 
 
@@ -113,7 +130,7 @@ def gather_packs(
         ArgumentError: an argument is out of range.
     """
     size = len(datasets)
-    given = (size, shape.length, shape.num_borders)
+    given = (size, shape.own_length, shape.num_borders)
     found = given if batch is None else (batch.size, batch.length, batch.num_borders)
     if found != given:
         raise ArgumentError(f"batch must have {given} packs, places and borders, found {found}")
@@ -126,13 +143,14 @@ def gather_packs(
         workers(),
         *sources.words,
         (fetched or FetchedBytes()).words,
+        sources.trained_words,
         datasets,
         np.ascontiguousarray(pieces).reshape(-1),
         firsts,
         shape.words,
         _NO_ROWS if batch is None else batch.words,
         chosen_level(),
-        useful_threads(size * shape.length // _PLACES_PER_THREAD, num_threads),
+        useful_threads(size * shape.own_length // _PLACES_PER_THREAD, num_threads),
         current_poll(poll),
     )
     return Gathered.of(size, *outcome)

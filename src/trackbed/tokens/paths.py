@@ -23,7 +23,7 @@ def get_seal_path(path_prefix: str | os.PathLike[str]) -> str:
     return os.fspath(path_prefix) + ".trackbed.json"
 
 
-BESIDE: Final = ("src",)
+BESIDE: Final = ("src", "mask")
 """Names of the files that may lie beside a pair, and that its seal then names."""
 
 

@@ -28,6 +28,7 @@ from trackbed.tokens.format import SequenceIndex
 from trackbed.tokens.paths import get_bin_path, get_seal_path
 from trackbed.tokens.ragged import flat_chunks, is_ragged
 from trackbed.tokens.seal import Seal, write_seal
+from trackbed.tokens.trained_tokens import TRAINED, TrainedColumns, TrainedTokens, check_trained
 from trackbed.tokens.verify import verify_opened
 from trackbed.tokens.write_index import write_index
 
@@ -67,6 +68,8 @@ class IndexedDatasetBuilder:
         self.sequence_modes = array.array("b") if multimodal else None
         self.sources: SourceColumns | None = None
         """Sources of the documents, one for each when the pair is finalized; None to write none."""
+        self.trained: TrainedColumns | None = None
+        """Trained tokens of the documents, of all of them when the pair is finalized; None to write none."""
         self._bin_path = Path(bin_path)
         self._where = str(bin_path)
         check_pair_name(self._where.removesuffix(get_bin_path("")))
@@ -241,7 +244,9 @@ class IndexedDatasetBuilder:
                 self._data.append(piece)
         num_before = len(self.document_indices) - 1
         self._append_index(index)
-        self._append_sources(DocumentSources.open(path_prefix), num_before, len(self.document_indices) - 1)
+        num_documents = len(self.document_indices) - 1
+        self._append_sources(DocumentSources.open(path_prefix), num_before, num_documents)
+        self._append_trained(TrainedTokens.open(path_prefix), num_before, num_documents)
         return content.bin_bytes
 
     def _append_sources(self, found: DocumentSources | None, num_before: int, num_documents: int) -> None:
@@ -252,6 +257,22 @@ class IndexedDatasetBuilder:
             self.sources.add(found.files, found.numbers, found.places)
         elif self.sources is not None:
             self.sources.add_unknown(num_documents - num_before)
+
+    def _append_trained(self, found: TrainedTokens | None, num_before: int, num_documents: int) -> None:
+        """Appends the trained tokens of another pair, all of them where one of the two has no mask."""
+        if self.trained is None and found is None:
+            return
+        borders = np.frombuffer(self.document_indices, dtype=np.int64)
+        ends = np.cumsum(np.concatenate([[0], np.frombuffer(self.sequence_lengths, dtype=np.int32)]), dtype=np.int64)
+        lengths = np.diff(ends[borders])
+        if self.trained is None:
+            self.trained = TrainedColumns()
+            self.trained.add_whole(lengths[:num_before])
+        own = lengths[num_before:num_documents]
+        if found is None:
+            self.trained.add_whole(own)
+        else:
+            self.trained.add(np.diff(found.firsts).astype(np.int64), found.runs, lengths=own, where=self._where)
 
     def finalize(self, idx_path: str) -> None:
         """Writes the index and publishes the pair, replacing an older one of that name. Closes the builder.
@@ -278,6 +299,8 @@ class IndexedDatasetBuilder:
         """
         if self.sources is not None:
             check_sources(self.sources, len(self.document_indices) - 1, where=self._where)
+        if self.trained is not None:
+            check_trained(self.trained, len(self.document_indices) - 1, where=self._where)
         final = Path(idx_path)
         prefix = str(final.with_suffix("")) if final.suffix == ".idx" else str(final)
         final_seal = Path(get_seal_path(prefix))
@@ -288,7 +311,9 @@ class IndexedDatasetBuilder:
         finals = PairFiles(self._bin_path, final_seal, final, PairFiles.of(prefix).beside)
         self._clear_dead_partials(final, final_seal, *finals.beside.values())
         partial_idx, partial_seal = new_partial(final), new_partial(final_seal)
-        beside = {} if self.sources is None else {SOURCES: new_partial(finals.beside[SOURCES])}
+        columns = {SOURCES: self.sources, TRAINED: self.trained}
+        written_beside = {name: one for name, one in columns.items() if one is not None}
+        beside = {name: new_partial(finals.beside[name]) for name in written_beside}
         try:
             lengths = np.frombuffer(self.sequence_lengths, dtype=np.int32)
             borders = np.frombuffer(self.document_indices, dtype=np.int64)
@@ -307,8 +332,9 @@ class IndexedDatasetBuilder:
                 data=self._data.checksum,
                 index=idx_checksum,
             )
-            if self.sources is not None:
-                seal = replace(seal, beside={SOURCES: FileSum.of(self.sources.write(beside[SOURCES]))})
+            if written_beside:
+                sums = {name: FileSum.of(one.write(beside[name])) for name, one in written_beside.items()}
+                seal = replace(seal, beside=sums)
             write_seal(seal if sign is None else sign(seal), partial_seal)
             for path in (self._data.partial, partial_idx, partial_seal, *beside.values()):
                 flush_to_disk(path)

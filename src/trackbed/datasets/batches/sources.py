@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from trackbed.datasets.low_level import is_plain
+from trackbed.datasets.low_level import is_plain, trained_tokens
 from trackbed.files import MAPS, Stamp, join_names, read_stamps
 from trackbed.kernels import Extent, FetchedBytes, SampleSources, Sentences, Visits
 from trackbed.tokens import DType, IndexedDataset, IndexedGroup, MappedSource
@@ -31,7 +31,13 @@ class Stretches(NamedTuple):
     """Byte at which the first sample begins, counted over all files of the dataset."""
 
 
-SampleLayout = Visits | Stretches | Sentences
+class PackedDocuments(NamedTuple):
+    """Layout of packs, whose pieces of documents are found on each access."""
+
+    num_samples: int
+
+
+SampleLayout = Visits | Stretches | Sentences | PackedDocuments
 """The layout of a dataset's samples in its files."""
 
 
@@ -74,6 +80,8 @@ class Sources:
         self._owners: list[_TableEntry] = []
         """The dataset that each file belongs to."""
         self._placed: dict[int, _TableEntry] = {}
+        self._with_trained: set[int] = set()
+        """Files whose trained tokens matter."""
         self._readable: set[int] = set()
         """Datasets that the kernel may read: the indices of others may have been released."""
         self._needs_python: set[int] = set()
@@ -130,13 +138,17 @@ class Sources:
             first_file = self.table.add_files(_extents(pairs))
             placed = self._placed[number] = _TableEntry(self, number, first_file, len(pairs))
             self._pairs += pairs
+            if isinstance(layout, PackedDocuments):
+                self._with_trained.update(range(first_file, first_file + len(pairs)))
             self._owners += [placed] * len(pairs)
         files = {
             "first_file": placed.first_file,
             "num_files": placed.num_files,
             "dtype": DType.code_from_dtype(pairs[0].index.dtype),
         }
-        if isinstance(layout, Stretches):
+        if isinstance(layout, PackedDocuments):
+            self.table.place_stretches(number, **files, num_samples=layout.num_samples, origin_byte=0)
+        elif isinstance(layout, Stretches):
             self.table.place_stretches(number, **files, **layout._asdict())
         elif isinstance(layout, Sentences):
             self.table.place_sentences(number, **files, sentences=layout)
@@ -157,6 +169,9 @@ class Sources:
                 size_bytes = None if isinstance(source, MappedSource) else self._pairs[number].bin_stamp.size_bytes
                 lengths, pointers = index.sequence_lengths, index.sequence_pointers
                 self.table.map_file(number, tokens=tokens, lengths=lengths, pointers=pointers, size_bytes=size_bytes)
+                trained = trained_tokens(self._pairs[number]) if number in self._with_trained else None
+                if trained is not None:
+                    self.table.set_trained(number, trained.firsts, trained.runs)
                 if isinstance(source, MappedSource) and isinstance(index.ends.stamp, Stamp):
                     self._watch.add(number, source, MappedSource(index.mapped, index.path, index.ends.stamp))
                 MAPS.use(self._owners[number])

@@ -335,7 +335,8 @@ class GPTDataset(CachedDataset):
             for document, start, stop in zip(*found, strict=True)
         ]
         shape = {"length": samples.shape.sequence_length, "multiple": samples.shape.multiple}
-        item = {**pack.tensors(texts, **shape), **pack.borders(texts, **shape)}
+        trained = [samples.trained_labels(*one) for one in zip(*found, strict=True)]
+        item = {**pack.tensors(texts, trained, **shape), **pack.borders(texts, **shape)}
         if not is_trained:
             item["loss_mask"] = np.zeros_like(item["loss_mask"])  # sample 0 of a request for none
         tensors = {name: torch.from_numpy(one) for name, one in item.items()}

@@ -22,27 +22,31 @@ def padded(places: int, multiple: int) -> int:
     return -(-places // multiple) * multiple
 
 
-def tensors(texts: Texts, *, length: int, multiple: int) -> dict[str, npt.NDArray[Any]]:
+def tensors(
+    texts: Texts, trained: Sequence[npt.NDArray[np.bool_]], *, length: int, multiple: int
+) -> dict[str, npt.NDArray[Any]]:
     """Returns `tokens`, `labels`, `loss_mask`, `position_ids` and `padding_mask` of a pack, `[S]` each.
 
     Args:
         texts: the pieces.
+        trained: True for each label of a piece that has a loss.
         length: S.
         multiple: places to a multiple of which each piece is padded.
 
-    >>> found = tensors([np.array([5, 6, 7]), np.array([8, 9])], length=8, multiple=4)
+    >>> trained = [np.array([False, True]), np.array([True])]
+    >>> found = tensors([np.array([5, 6, 7]), np.array([8, 9])], trained, length=8, multiple=4)
     >>> found["tokens"], found["labels"], found["position_ids"]
     (array([5, 6, 0, 0, 8, 0, 0, 0]), array([6, 7, 0, 0, 9, 0, 0, 0]), array([0, 1, 2, 3, 0, 1, 2, 3]))
-    >>> found["loss_mask"].tolist() == (~found["padding_mask"]).astype(float).tolist()
-    True
+    >>> found["loss_mask"].tolist(), found["padding_mask"].astype(int).tolist()
+    ([0.0, 1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0], [0, 0, 1, 1, 0, 1, 1, 1])
     """
     tokens, labels, positions = (np.zeros(length, dtype=np.int64) for _ in range(3))
-    is_padding = np.ones(length, dtype=np.bool_)
+    is_padding, loss_mask = np.ones(length, dtype=np.bool_), np.zeros(length, dtype=np.float32)
     start = 0
-    for text in texts:
+    for text, has_loss in zip(texts, trained, strict=True):
         places = len(text) - 1
         own = slice(start, start + places)
-        tokens[own], labels[own], is_padding[own] = text[:-1], text[1:], False
+        tokens[own], labels[own], is_padding[own], loss_mask[own] = text[:-1], text[1:], False, has_loss
         segment = padded(places, multiple)
         positions[start : start + segment] = np.arange(segment)
         start += segment
@@ -50,7 +54,7 @@ def tensors(texts: Texts, *, length: int, multiple: int) -> dict[str, npt.NDArra
     return {
         "tokens": tokens,
         "labels": labels,
-        "loss_mask": (~is_padding).astype(np.float32),
+        "loss_mask": loss_mask,
         "position_ids": positions,
         "padding_mask": is_padding,
     }

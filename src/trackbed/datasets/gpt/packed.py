@@ -10,9 +10,10 @@ from typing import Any, ClassVar, Final
 import numpy as np
 import numpy.typing as npt
 
-from trackbed.datasets.batches.sources import SampleLayout, Stretches
+from trackbed.datasets.batches.sources import PackedDocuments, SampleLayout
 from trackbed.datasets.gpt.consecutive import consecutive_run
 from trackbed.datasets.gpt.instant import StoredSample
+from trackbed.datasets.low_level import trained_tokens
 from trackbed.datasets.samples import NO_INDEX, IndexArrays, SampleLocations, SamplePieces
 from trackbed.errors import ArgumentError, PlanError
 from trackbed.index import PERMUTATION_VERSION, InstantOrder
@@ -20,8 +21,9 @@ from trackbed.index.packing import PACKING_VERSION, Packs
 from trackbed.index.prefetch import PrefetchedOrder
 from trackbed.index.split_mix import split_mix
 from trackbed.kernels.packing import PackShape
-from trackbed.tokens import IndexedDataset
+from trackbed.tokens import IndexedDataset, IndexedGroup
 from trackbed.tokens.idx_header import checksum_lengths
+from trackbed.tokens.trained_tokens import TrainedTokens
 
 _STREAM: Final = 0x9E6C63D0876A9A47
 """Start of the keys of epochs, apart from those of other shuffles."""
@@ -157,13 +159,28 @@ class PackedSamples:
         """The order, with prefetch for sequential access."""
         return PrefetchedOrder(self.order, has_visits=True)
 
+    @cached_property
+    def trained(self) -> list[TrainedTokens | None]:
+        """Trained tokens of each pair of the dataset; None for one all of whose tokens are."""
+        pairs = self.dataset.members if isinstance(self.dataset, IndexedGroup) else [self.dataset]
+        return [trained_tokens(pair) for pair in pairs]
+
+    def trained_labels(self, document: int, start: int, stop: int) -> npt.NDArray[np.bool_]:
+        """Returns True for each label of a piece that is trained: tokens `[start + 1, stop)` of a document."""
+        member, sequence = self.dataset.find(document) if isinstance(self.dataset, IndexedGroup) else (0, document)
+        found = self.trained[member]
+        if found is None:
+            return np.ones(stop - start - 1, dtype=np.bool_)
+        length = int(self.dataset.sequence_lengths[document])
+        return found.of(sequence, length)[start + 1 : stop]
+
     def can_give(self, num_samples: int) -> bool:
         """True if there are at least `num_samples` samples."""
         return num_samples <= len(self)
 
     def layout(self) -> SampleLayout:
         """Returns a layout that says where the files are: the pieces of packs are found on each access."""
-        return Stretches(self.samples_per_epoch, 0)
+        return PackedDocuments(self.samples_per_epoch)
 
     def locate(self, positions: npt.NDArray[np.int64]) -> SampleLocations:
         """Returns dataset 0 and the number of the stored sample at each position."""

@@ -1,0 +1,207 @@
+"""Trained tokens of documents: `<prefix>.mask`, runs of tokens that have a loss as labels (docs/formats/mask.md).
+
+Shapes: D documents, R runs, T tokens.
+"""
+
+import array
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from trackbed.errors import ArgumentError, FormatError
+from trackbed.files import Checksum, open_regular
+from trackbed.files.stores import is_address
+from trackbed.tokens.paths import get_beside_path, get_seal_path
+from trackbed.tokens.seal import read_seal
+
+TRAINED: Final = "mask"
+"""Name of the file beside a pair."""
+_MAGIC: Final = b"TBMASK\0\0"
+_VERSION: Final = 1
+_HEADER: Final = struct.Struct("<8sQQQ")
+
+Runs = npt.NDArray[np.uint32]
+"""`[R, 2]` first token of each run in its document, and number of tokens."""
+
+
+class TrainedColumns:
+    """Trained tokens of the documents of a pair that is being written."""
+
+    def __init__(self) -> None:
+        self.firsts = array.array("Q", [0])
+        self.runs = array.array("I")
+
+    def __len__(self) -> int:
+        """Number of documents."""
+        return len(self.firsts) - 1
+
+    def add(self, counts: npt.NDArray[np.integer], runs: Runs, *, lengths: npt.NDArray[np.integer], where: str) -> None:
+        """Appends the runs of documents.
+
+        Args:
+            counts: `[D]` number of runs of each document.
+            runs: `[R, 2]` of all of them: rising, without overlap, each of at least one token.
+            lengths: `[D]` tokens of each document.
+            where: name of the data, for errors.
+
+        Raises:
+            ArgumentError: a run is empty, lies outside of its document, or begins before the end of the one before.
+        """
+        problem = _problem(np.asarray(counts, dtype=np.int64), np.asarray(runs, dtype=np.int64), np.asarray(lengths))
+        if problem:
+            raise ArgumentError(f"{where}: {problem}")
+        ends = len(self.runs) // 2 + np.cumsum(counts, dtype=np.uint64)
+        self.firsts.frombytes(ends.astype(np.uint64).tobytes())
+        self.runs.frombytes(np.ascontiguousarray(runs, dtype=np.uint32).tobytes())
+
+    def add_whole(self, lengths: npt.NDArray[np.integer]) -> None:
+        """Appends documents all of whose tokens are trained.
+
+        Args:
+            lengths: `[D]` tokens of each document.
+        """
+        sizes = np.asarray(lengths, dtype=np.int64)
+        runs = np.zeros((int((sizes > 0).sum()), 2), dtype=np.uint32)
+        runs[:, 1] = sizes[sizes > 0]
+        self.add((sizes > 0).astype(np.int64), runs, lengths=sizes, where="documents")
+
+    def write(self, path: Path) -> Checksum:
+        """Writes the new file `path`. Returns its checksum."""
+        checksum = Checksum()
+        with path.open("xb") as file:
+            for part in self._parts():
+                checksum.update(memoryview(part))
+                file.write(part)
+        return checksum
+
+    def _parts(self) -> Iterator[bytes]:
+        yield _HEADER.pack(_MAGIC, _VERSION, len(self), len(self.runs) // 2)
+        yield np.frombuffer(self.firsts, dtype=np.uint64).astype("<u8", copy=False).tobytes()
+        yield np.frombuffer(self.runs, dtype=np.uint32).astype("<u4", copy=False).tobytes() if self.runs else b""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TrainedTokens:
+    """Trained tokens of the documents of a pair. Arrays are mapped."""
+
+    firsts: npt.NDArray[np.uint64]
+    """`[D + 1]` number of runs before each document, and in all."""
+    runs: Runs
+    """`[R, 2]` first token of each run in its document, and number of tokens."""
+
+    def __len__(self) -> int:
+        """Number of documents."""
+        return len(self.firsts) - 1
+
+    def of(self, document: int, length: int) -> npt.NDArray[np.bool_]:
+        """Returns `[T]` True for each trained token of a document.
+
+        Args:
+            document: its number.
+            length: T, its tokens.
+
+        Raises:
+            IndexError: there is no such document.
+            FormatError: its runs are damaged.
+        """
+        if not 0 <= document < len(self):
+            raise IndexError(f"document must be in [0, {len(self)}), found {document}")
+        first, stop = int(self.firsts[document]), int(self.firsts[document + 1])
+        if not first <= stop <= len(self.runs):
+            raise FormatError(f"document {document}: must have runs in [0, {len(self.runs)}], found {first} to {stop}")
+        runs = np.asarray(self.runs[first:stop], dtype=np.int64)
+        problem = _problem(np.array([stop - first]), runs, np.array([length]))
+        if problem:
+            raise FormatError(f"its mask, {problem}")
+        found = np.zeros(length, dtype=np.bool_)
+        for start, count in runs.tolist():
+            found[start : start + count] = True
+        return found
+
+    @property
+    def num_trained(self) -> int:
+        """Number of trained tokens. Reads all runs."""
+        return int(self.runs[:, 1].sum(dtype=np.int64))
+
+    @classmethod
+    def open(cls, path_prefix: str) -> "TrainedTokens | None":
+        """Opens the trained tokens of a pair; None if its seal names none, or it lies in an object store.
+
+        Runs are read where they are used.
+
+        Raises:
+            FormatError: the file is damaged, or not the one that the seal names.
+            FileNotFoundError: it is missing.
+        """
+        if is_address(path_prefix):
+            return None
+        try:
+            sealed = read_seal(get_seal_path(path_prefix))
+        except FileNotFoundError:
+            return None
+        wanted = (sealed.beside or {}).get(TRAINED)
+        path = Path(get_beside_path(path_prefix, TRAINED))
+        if wanted is None:
+            return None
+        descriptor, size = open_regular(path)
+        with open(descriptor, "rb") as file:  # noqa: PTH123  a descriptor
+            header = file.read(_HEADER.size)
+        magic, version, count, num_runs = _HEADER.unpack(header) if len(header) == _HEADER.size else (b"", 0, 0, 0)
+        if (magic, version) != (_MAGIC, _VERSION):
+            raise FormatError(f"{path}: must begin as version {_VERSION} of trained tokens, found {header[:16]!r}")
+        middle = _HEADER.size + 8 * (count + 1)
+        if (size, count) != (wanted.size_bytes, sealed.documents) or size != middle + 8 * num_runs:
+            raise FormatError(
+                f"{path}: the seal says {wanted.size_bytes} bytes and {sealed.documents} documents, found {size} and "
+                f"{count}, with {num_runs} runs"
+            )
+        raw = np.memmap(path, dtype=np.uint8, mode="r")
+        return cls(raw[_HEADER.size : middle].view("<u8"), raw[middle:].view("<u4").reshape(-1, 2))
+
+
+def runs_of(is_trained: npt.NDArray[np.bool_]) -> Runs:
+    """Returns the runs of True.
+
+    >>> runs_of(np.array([False, True, True, False, True])).tolist()
+    [[1, 2], [4, 1]]
+    """
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], is_trained, [False]]).astype(np.int8)))
+    starts, stops = edges[::2], edges[1::2]
+    return np.stack([starts, stops - starts], axis=1).astype(np.uint32)
+
+
+def check_trained(trained: TrainedColumns, num_documents: int, *, where: str) -> None:
+    """Checks that it is known of each document which tokens are trained.
+
+    Raises:
+        ArgumentError: they are not as many.
+    """
+    if len(trained) != num_documents:
+        raise ArgumentError(f"{where}: each of {num_documents} documents must have a mask, found {len(trained)}")
+
+
+def _problem(
+    counts: npt.NDArray[np.int64], runs: npt.NDArray[np.int64], lengths: npt.NDArray[np.integer]
+) -> str | None:
+    """Says what is wrong with the runs of documents, if anything is."""
+    if counts.shape != lengths.shape or (counts < 0).any() or runs.shape != (int(counts.sum()), 2):
+        return f"runs must be [{int(counts.sum())}, 2] of {len(lengths)} documents, found {list(runs.shape)}"
+    document = np.repeat(np.arange(len(counts)), counts)
+    starts, stops = runs[:, 0], runs[:, 0] + runs[:, 1]
+    follows = np.zeros(len(runs), dtype=np.bool_)
+    follows[1:] = document[1:] == document[:-1]
+    before = np.zeros(len(runs), dtype=np.int64)
+    before[1:] = np.where(follows[1:], stops[:-1], 0)
+    wrong = np.flatnonzero((starts < before) | (runs[:, 1] < 1) | (stops > lengths[document]))
+    if not len(wrong):
+        return None
+    at = int(wrong[0])
+    return (
+        f"document {document[at]}: a run must lie in [{before[at]}, {lengths[document[at]]}), found {runs[at, 1]} "
+        f"tokens from {starts[at]} on"
+    )
