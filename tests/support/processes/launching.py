@@ -43,7 +43,7 @@ def without_gloo(output):
 
     Several processes may write to one file, and then tear each other's lines.
     """
-    return [line for line in output.splitlines() if not any(words in line for words in _GLOO)]
+    return [line for line in output.splitlines() if line.strip() and not any(words in line for words in _GLOO)]
 
 
 def first_line(stream):
