@@ -136,3 +136,21 @@ def test_a_signal_that_comes_while_the_ranks_agree_on_another_is_not_lost():
     run_ranks(2, run)
     assert found[0] == found[1]
     assert [number for _, number in found[0]] == [signal.SIGUSR1, signal.SIGTERM]
+
+
+FAILED = """
+import os, signal, sys, time
+from trackbed.checkpointer.signals import SignalAgreement
+from trackbed.comm import SOLO
+agreement = SignalAgreement(SOLO, [signal.SIGTERM])
+agreement._has_failed = "fail" in sys.argv
+os.kill(os.getpid(), signal.SIGTERM)
+time.sleep(0.1)
+print("goes on", agreement.is_due(1))
+"""
+
+
+@pytest.mark.parametrize(("arguments", "status", "said"), [([], 0, "goes on True\n"), (["fail"], -signal.SIGTERM, "")])
+def test_a_signal_ends_a_program_whose_ranks_cannot_agree_any_more(arguments, status, said):
+    found = subprocess.run([sys.executable, "-c", FAILED, *arguments], capture_output=True, text=True, check=False)
+    assert (found.returncode, found.stdout) == (status, said)

@@ -174,3 +174,19 @@ def test_a_watch_that_no_thread_can_wait_for_asks_for_its_key(server, monkeypatc
     assert watch.wait(10)
     store.delete("key")
     assert watch.has_fired()
+
+
+def test_connections_to_a_host_that_has_ended_are_refused_at_once(server):
+    process, port = server
+    store = share_store(connect_to("127.0.0.1", port, timeout_seconds=30), "p", timeout_seconds=600)
+    children = [store.below(name) for name in ("a", "b", "c")]
+    for child in children:
+        assert child.add("n", 1) == 1
+    end(process, signal.SIGKILL)
+    started = time.monotonic()
+    for child in children:
+        with pytest.raises(StoreUnreachable):
+            child.add("n", 1)
+        with pytest.raises(StoreUnreachable):
+            child.below("d")
+    assert time.monotonic() - started < 10  # torch's own connections wait for two minutes each

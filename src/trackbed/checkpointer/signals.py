@@ -6,6 +6,7 @@ each other the last step that their rank has polled, and the highest of these pl
 
 import contextlib
 import logging
+import os
 import signal
 import threading
 from collections import deque
@@ -64,6 +65,8 @@ class SignalAgreement:
         """Signals to this rank on which the ranks have not agreed."""
         self._is_agreeing = False
         self._is_closing = False
+        self._has_failed = False
+        """True once the ranks cannot agree any more."""
         self._last_polled = _NONE
         self._targets: deque[tuple[int, signal.Signals]] = deque()
         """Steps on which the ranks have agreed, and that this rank has not reached, with the signals."""
@@ -122,7 +125,11 @@ class SignalAgreement:
                 self._thread.exception(seconds)
 
     def _handle(self, number: int, _: FrameType | None) -> None:
-        self.ask(number)
+        if not self._has_failed:
+            self.ask(number)
+            return
+        self._restore()  # the ranks cannot agree any more: the signal does what it does without this object
+        os.kill(os.getpid(), number)
 
     def _restore(self) -> None:
         if self._handlers and threading.current_thread() is not threading.main_thread():
@@ -138,6 +145,7 @@ class SignalAgreement:
             while self._is_signal_received():
                 self._agree()
         except CollectiveError as error:
+            self._has_failed = True
             if not self._is_closing:
                 logger.warning("signals are not handled any more: %s", error)
         finally:

@@ -1,6 +1,7 @@
 """Key-value stores of `torch.distributed`, with a timeout on every request."""
 
 import resource
+import socket
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -20,6 +21,7 @@ _SLICE_SECONDS: Final = 0.5
 _POLL_SECONDS: Final = 0.02
 _MOST_CONNECT_SECONDS: Final = 120.0
 """A store that this process was connected to is lost if it takes no further connection for so long."""
+_PROBE_SECONDS: Final = 5.0
 _NOTHING: Final = b"\0nothing is there"
 """Returned for a missing key; no rank writes it."""
 
@@ -256,8 +258,19 @@ def _without_soft_limit(call: Callable[[], Any]) -> Any:
 
 def _connect_again(base: Store, prefix: str, timeout_seconds: float) -> Store:
     if isinstance(base, TCPStore):
+        _check_not_refused(base.host, base.port, min(timeout_seconds, _PROBE_SECONDS))
         base = connect_to(base.host, base.port, timeout_seconds=timeout_seconds)
     return PrefixStore(prefix, base)
+
+
+def _check_not_refused(host: str, port: int, timeout_seconds: float) -> None:
+    """Raises an error if nothing listens at an address any more, for which torch would wait as for a late start."""
+    try:
+        socket.create_connection((host, port), timeout_seconds).close()
+    except ConnectionRefusedError as error:
+        raise RuntimeError(f"nothing listens at {host}:{port}: {error}") from None
+    except OSError:  # perhaps only late: torch has its own wait
+        pass
 
 
 def _connect_below(connect: Callable[[], Store], name: str) -> Store:
