@@ -6,22 +6,23 @@
 
 Started again, it goes on behind the newest whole checkpoint, on any number of ranks. With `--max-restarts`, set
 TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1: otherwise ranks that torchrun starts again may find the addresses of those before
-them (torch 2.13). SIGTERM and SIGUSR1 end it with a checkpoint and status 0. Keys of the file, of which the first four
-are needed:
+them (torch 2.13). SIGTERM and SIGUSR1 end each process with a checkpoint and status 0; torchrun passes SIGTERM on, and
+then ends with 1. `tail -f runs/first/steps.jsonl` shows how it goes, `trackbed report runs/first` draws it. Keys of the
+file, of which the first four are needed:
 
     run = "runs/first"             # folder of the record and the checkpoints
-    blend = "blend.toml"           # the data
+    blend = "blend.toml"           # the data, with a tokenizer
     steps = 100                    # of the whole run
-    global_batch_size = 8          # samples of a step; or [[0, 8], [50, 16]], pairs of first step and size
+    global_batch_size = 8          # samples of a step; or [[0, 8], [50, 16]]: 8 from the start, 16 behind step 50
     micro_batch_size = 4           # samples of a rank that are in memory at a time
     parallel = "ddp"               # or "fsdp2"
     checkpoint_every = 20          # steps; the last one is saved, too
     keep_checkpoints = 3
     writer = "thread"              # or "process", which writes the checkpoints beside each rank
-    eval_every = 50                # steps between evaluations of the valid split; 0 for none
+    eval_every = 50                # steps between evaluations of the valid split; 0 for none, and without that split
     skip = [[100, 199]]            # first and last position of samples to leave out, by default none
-    [model]                        # width, heads and layers
-    [optimizer]                    # learning_rate, weight_decay, warmup_steps, max_norm and seed
+    [model]                        # width = 192, heads = 6, layers = 6
+    [optimizer]                    # learning_rate = 6e-4, weight_decay = 0.01, warmup_steps = 20, max_norm = 1.0, seed
 
 Paths are relative to the folder of the file.
 """
@@ -101,6 +102,14 @@ LEAST = {
     **dict.fromkeys(("eval_every", "warmup_steps", "weight_decay", "learning_rate", "seed"), 0),
 }
 """Lowest value of numbers in the file."""
+KINDS = {
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    list[list[int]]: "a list of pairs of whole numbers",
+    int | list[list[int]]: "a whole number, or a list of pairs of whole numbers",
+}
+"""Names of types in messages."""
 
 
 def read_config(path: Path) -> RunConfig:
@@ -116,9 +125,9 @@ def read_config(path: Path) -> RunConfig:
             sys.exit(f"{path}:{line_of(name, text)}: {name} must be a table, found {given!r}")
         hints = get_type_hints(kind)
         for key, value in given.items():
-            problem = None if not name and key in TABLES else problem_of(key, value, hints)
+            problem = None if not name and key in TABLES else problem_of(key, value, hints, name)
             if problem:
-                sys.exit(f"{path}:{line_of(key, text)}: {problem}, found {key} = {value!r}")
+                sys.exit(f"{path}:{line_of(key, text, name)}: {problem}, found {key} = {value!r}")
     missing = [name for name in ("run", "blend", "steps", "global_batch_size") if name not in table]
     if missing:
         sys.exit(f"{path}: must have {', '.join(missing)}")
@@ -127,31 +136,40 @@ def read_config(path: Path) -> RunConfig:
         model=ModelSize(**table.get("model", {})),
         optimizer=OptimizerOptions(**table.get("optimizer", {})),
     )
+    if not (path.parent / config.blend).is_file():
+        sys.exit(
+            f"{path}:{line_of('blend', text)}: blend must be a blend file, found none: {path.parent / config.blend}"
+        )
+    if (path.parent / config.run).exists() and not (path.parent / config.run).is_dir():
+        sys.exit(f"{path}:{line_of('run', text)}: run must be a folder, found a file: {path.parent / config.run}")
     if config.model.width % config.model.heads:
         sys.exit(f"{path}: width must be a multiple of heads, found {config.model.width} and {config.model.heads}")
     return config
 
 
-def line_of(key: str, text: str) -> int:
-    """Number of the line that has a key."""
-    found = re.search(rf"""^\s*[\["']*{re.escape(key)}\b""", text, re.MULTILINE)
+def line_of(key: str, text: str, table: str = "") -> int:
+    """Number of the line that has a key, in a table."""
+    head = re.search(rf"^\s*\[\s*{table}\s*\]", text, re.MULTILINE) if table else None
+    start = 0 if head is None else head.end()
+    found = re.compile(rf"""^\s*[\["']*(?:{table}\s*\.\s*)?{re.escape(key)}\b""", re.MULTILINE).search(text, start)
     return 1 if found is None else 1 + text[: found.end()].count("\n")
 
 
-def problem_of(key: str, value: Any, hints: dict[str, Any]) -> str | None:
+def problem_of(key: str, value: Any, hints: dict[str, Any], table: str) -> str | None:
     """Says what must hold for a value of the file and does not, if anything."""
     if key not in hints:
-        return f"keys must be {', '.join(hints)}"
+        return f"keys of {f'[{table}]' if table else 'the file'} must be {', '.join(hints)}"
     if not is_of(value, hints[key]):
-        kind = hints[key]
-        return f"{key} must be {kind.__name__ if isinstance(kind, type) else str(kind).replace('typing.', '')}"
+        return f"{key} must be {KINDS.get(hints[key]) or ' or '.join(map(repr, get_args(hints[key])))}"
     if isinstance(value, int | float) and value < LEAST.get(key, value):
         return f"{key} must be at least {LEAST[key]}"
     if key == "global_batch_size":
         pairs = value if isinstance(value, list) else [[0, value]]
         firsts = [pair[0] for pair in pairs if len(pair) == 2 and pair[1] >= 1]
         if len(firsts) < len(pairs) or firsts != sorted(set(firsts)) or firsts[:1] != [0]:
-            return f"{key} must be at least 1, or pairs of first step and size, the first of step 0, in rising order"
+            return f"{key} must be at least 1, or rising pairs of a step and the size behind it, the first of step 0"
+    if key == "skip" and any(len(pair) != 2 or not 0 <= pair[0] <= pair[1] for pair in value):
+        return f"{key} must be pairs of a first and a last position"
     return None
 
 
@@ -260,6 +278,14 @@ def train(config: RunConfig, run: trackbed.Run, checkpointer: trackbed.Checkpoin
         state = checkpointer.load_sharded_state(trained.model, trained.optimizer, step=step)
         schedule.load_state_dict(state["schedule"])
         run.load_state_dict(state["run"])
+    needed = sum(config.batch_size_of(step) for step in range(run.step, config.steps))
+    place = loader.consumed_samples
+    skipped = sum(max(0, last + 1 - max(first, place)) for first, last in config.skip)
+    left = len(run.train) - place - skipped
+    if needed > left:
+        sys.exit(f"{config.steps} steps must have {needed} more samples, found {left}: give the blend a larger size")
+    if loader.rank == 0:
+        print(f"{run.folder}: from step {run.step + 1} to {config.steps}, see steps.jsonl there", flush=True)
     guarded = trained.model.guarded() if config.parallel == "ddp" else contextlib.nullcontext()
     with guarded:
         batches = iter(loader)

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import logging
+import shutil
 import threading
 import time
 from dataclasses import asdict
@@ -199,10 +200,10 @@ def test_an_observer_is_told_and_one_that_fails_is_not_told_again(open_run, capl
 def test_an_error_of_the_thread_is_raised_by_the_next_call(open_run):
     run = open_run()
     train(run, 1)
-    run.event("strange", value=object())
-    with pytest.raises(TypeError):
+    run._recorder.call(lambda files: {}["missing"])
+    with pytest.raises(KeyError):
         run.flush()
-    with pytest.raises(TypeError):
+    with pytest.raises(KeyError):
         run.close()
     open_run().close()
 
@@ -263,3 +264,59 @@ def test_the_command_shows_what_a_step_was_fed(folder, tmp_path, open_run):
     assert call(["show", "--run", str(tmp_path / "run")]).exit_code == 2
     assert call(["show", "--step", "2", str(folder / "blend.toml")]).exit_code == 2
     assert "must be the folder of a run" in call(["show", "--run", str(tmp_path), "--step", "1"]).stderr
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "problem"),
+    [
+        ("begin", {}, "kind must be a name other than open, begin, blend, refused, close, found 'begin'"),
+        ("close", {}, "kind must be a name other than"),
+        ("", {}, "kind must be a name other than"),
+        (5, {}, "kind must be a name other than"),
+        ("lunch", {"time": 1}, "event 'lunch': fields must have names of their own, found time"),
+        ("lunch", {"step": 1}, "event 'lunch': fields must have names of their own, found step"),
+        ("lunch", {"menu": object()}, "event 'lunch': fields must be values that JSON has"),
+    ],
+)
+def test_events_that_would_spoil_the_record_are_refused(tmp_path, open_run, kind, fields, problem):
+    with open_run() as run:
+        train(run, 2)
+        with pytest.raises(ArgumentError, match=problem):
+            run.event(kind, **fields)
+    assert len(read_run(tmp_path / "run").steps) == 2
+
+
+def test_steps_that_would_spoil_the_record_are_refused_and_lose_no_batch(tmp_path, open_run):
+    with open_run() as run:
+        batches = iter(run.loader(batch_size=GLOBAL_BATCH))
+        with pytest.raises(ArgumentError, match="step 1 must have read a batch before it is recorded, found none"):
+            run.record(0.5)
+        next(batches)
+        with pytest.raises(ArgumentError, match="one for each of 8 samples, found 3"):
+            run.record([0.5] * 3)
+        with pytest.raises(ArgumentError, match="further values must have names of their own, found batch_hash, step"):
+            run.record(0.5, step=3, batch_hash="zz")
+        run.record(0.5, lr=0.1)
+    (line,) = read_run(tmp_path / "run").steps
+    assert (line["step"], line["num_samples"], line["lr"]) == (1, 8, 0.1)
+
+
+@pytest.mark.parametrize("observer", ["wandb", object()])
+def test_observers_that_are_none_are_refused(open_run, observer):
+    with pytest.raises(ArgumentError, match="observers must have on_step, on_event, close"):
+        open_run(observers=[observer])
+
+
+def test_steps_are_shown_where_the_run_and_its_data_were_moved_to(folder, tmp_path):
+    old, new = tmp_path / "old", tmp_path / "new"
+    shutil.copytree(folder, old)
+    with trackbed.open_run(old / "run", blend=old / "blend.toml") as run:
+        train(run, 3)
+        state = run.state_dict()
+    old.rename(new)
+    with trackbed.open_run(new / "run", blend=new / "blend.toml") as run:
+        run.load_state_dict(state)
+        train(run, 2)
+    for step in ("2", "5"):
+        found = CliRunner().invoke(trackbed_command, ["show", "--run", str(new / "run"), "--step", step])
+        assert found.exit_code == 0, found.output

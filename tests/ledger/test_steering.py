@@ -269,3 +269,37 @@ def test_limits_that_would_change_what_was_drawn_are_refused(blend):
     with pytest.raises(ArgumentError, match="samples before 800 must stay as they were, found limits"):
         check_continued(opened("max_epochs = 3"), opened("max_epochs = 1"), 800)
     check_continued(opened("max_epochs = 3"), opened("max_epochs = 1"), 100)
+
+
+@pytest.mark.parametrize("datasets", [1, 2])
+def test_a_run_that_is_made_longer_goes_on_behind_its_last_sample(blend, tmp_path, datasets):
+    text = blend.read_text() if datasets == 2 else "[[dataset]]".join(blend.read_text().split("[[dataset]]")[:2])
+    rewrite(blend, text.replace("train = 4000", "train = 80"))
+    with trackbed.open_run(tmp_path / "run", blend=blend) as run:
+        steps_of(run, 10)
+        state = run.state_dict()
+    rewrite(blend, text)
+    with trackbed.open_run(tmp_path / "run", blend=blend) as run:
+        run.load_state_dict(state)
+        steps_of(run, 10)
+        assert len(run.train) == 4000
+    lines = read_run(tmp_path / "run").steps
+    assert [line["first_sample"] for line in lines] == list(range(0, 160, GLOBAL_BATCH))
+    assert len({line["batch_hash"] for line in lines}) == 20
+
+
+def test_a_file_that_does_not_fit_a_state_changes_nothing_of_what_it_evaluates(blend, tmp_path, caplog):
+    text = blend.read_text()
+    with trackbed.open_run(tmp_path / "run", blend=blend) as run:
+        steps_of(run, 3)
+        state = run.state_dict()
+        valid = [one.dataset_path for one in run.splits.valid.datasets]
+    first, one, two = text.split("[[dataset]]")[:3]
+    rewrite(blend, "[[dataset]]".join([first, two, one]))
+    with trackbed.open_run(tmp_path / "run", blend=blend) as run:
+        run.load_state_dict(state)
+        steps_of(run, 3)
+        assert [one.dataset_path for one in run.splits.valid.datasets] == valid
+    assert kinds(tmp_path).count("refused") == 1
+    assert "dataset 0 must stay" in caplog.text
+    assert [line["first_sample"] for line in read_run(tmp_path / "run").steps] == list(range(0, 48, GLOBAL_BATCH))

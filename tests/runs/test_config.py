@@ -23,28 +23,34 @@ def example():
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ('steps = "3"\n', ":1: steps must be int, found steps = '3'"),
+        ('steps = "3"\n', ":1: steps must be a whole number, found steps = '3'"),
         (RUN + "micro_batch_size = 0\n", ":5: micro_batch_size must be at least 1, found micro_batch_size = 0"),
-        (RUN + "step = 5\n", ":5: keys must be run, blend, steps, global_batch_size"),
-        (RUN + 'parallel = "tp"\n', ":5: parallel must be Literal['ddp', 'fsdp2'], found parallel = 'tp'"),
-        (RUN + "[model]\nwidth = true\n", ":6: width must be int, found width = True"),
+        (RUN + "step = 5\n", ":5: keys of the file must be run, blend, steps, global_batch_size"),
+        (RUN + 'parallel = "tp"\n', ":5: parallel must be 'ddp' or 'fsdp2', found parallel = 'tp'"),
+        (RUN + "[model]\nwidth = true\n", ":6: width must be a whole number, found width = True"),
         (RUN + "[model]\nheads = 5\n", ": width must be a multiple of heads, found 192 and 5"),
         (RUN + "model = 5\n", ":5: model must be a table, found 5"),
-        (RUN + '[optimizer]\nlearning_rate = "fast"\n', ":6: learning_rate must be float"),
-        (RUN + "skip = [1, 2]\n", r":5: skip must be list[list[int]], found skip = [1, 2]"),
+        (RUN + '[optimizer]\nlearning_rate = "fast"\n', ":6: learning_rate must be a number"),
+        (RUN + "skip = [1, 2]\n", r":5: skip must be a list of pairs of whole numbers, found skip = [1, 2]"),
         (
             RUN.replace("size = 4", "size = [[5, 4]]"),
-            ":4: global_batch_size must be at least 1, or pairs of first step",
+            ":4: global_batch_size must be at least 1, or rising pairs",
         ),
-        (RUN.replace("size = 4", "size = [[0, 4], [9]]"), ":4: global_batch_size must be at least 1, or pairs"),
-        (RUN.replace("size = 4", "size = []"), ":4: global_batch_size must be at least 1, or pairs"),
-        (RUN.replace("size = 4", "size = 0"), ":4: global_batch_size must be at least 1, or pairs"),
+        (RUN.replace("size = 4", "size = [[0, 4], [9]]"), ":4: global_batch_size must be at least 1, or rising pairs"),
+        (RUN.replace("size = 4", "size = []"), ":4: global_batch_size must be at least 1, or rising pairs"),
+        (RUN.replace("size = 4", "size = 0"), ":4: global_batch_size must be at least 1, or rising pairs"),
+        (RUN + "[model]\nsteps = 5\n", ":6: keys of [model] must be width, heads, layers, found steps = 5"),
+        (RUN + "model.widht = 5\n", ":5: keys of [model] must be width, heads, layers, found widht = 5"),
+        (RUN + "skip = [[5, 2]]\n", ":5: skip must be pairs of a first and a last position, found skip = [[5, 2]]"),
+        (RUN.replace("blend.toml", "blnd.toml"), ":2: blend must be a blend file, found none"),
+        (RUN.replace('"out"', '"blend.toml"'), ":1: run must be a folder, found a file"),
         ('run = "out"\n', ": must have blend, steps, global_batch_size"),
         ("run = \n", ": Invalid value (at line 1"),
     ],
 )
 def test_a_wrong_file_is_refused_with_its_line(example, tmp_path, text, problem):
     (tmp_path / "run.toml").write_text(text)
+    (tmp_path / "blend.toml").write_text("version = 1")
     with pytest.raises(SystemExit) as refused:
         example.read_config(tmp_path / "run.toml")
     assert str(refused.value).startswith(f"{tmp_path / 'run.toml'}{problem}")
@@ -56,10 +62,11 @@ def test_a_file_that_is_not_there_is_named(example, tmp_path):
 
 
 def test_the_keys_that_the_program_describes_can_be_given(example, tmp_path):
-    shown = [line.strip() for line in example.__doc__.split("which the first four\n")[1].splitlines()]
+    shown = [line.strip() for line in example.__doc__.split("the first four are needed")[1].splitlines()]
     lines = [line for line in shown if " = " in line and line[0] != "["]
     assert len(lines) >= 11
     (tmp_path / "run.toml").write_text("\n".join(line.partition("#")[0] for line in lines))
+    (tmp_path / "blend.toml").write_text("version = 1")
     assert example.read_config(tmp_path / "run.toml").skip == [[100, 199]]
 
 
@@ -83,5 +90,10 @@ def test_one_dataset_is_enough(example, tmp_path, monkeypatch, split, eval_every
             example.main()
     else:
         assert example.main() == wanted
+        (tmp_path / "run.toml").write_text(
+            f"{RUN}eval_every = {eval_every}\n{sizes}".replace("steps = 3", "steps = 30")
+        )
+        with pytest.raises(SystemExit, match="30 steps must have 108 more samples, found 28: give the blend a larger"):
+            example.main()
         lines = (tmp_path / "out" / "events.jsonl").read_text().splitlines()
         assert any('"evaluation"' in line for line in lines) == bool(eval_every)

@@ -27,9 +27,10 @@ def find_step(run: Path, step: int, rank: int | None, idx_cache: str | None) -> 
     """
     from trackbed.ledger import read_run
 
-    line, job = read_run(run).find(step)
+    record = read_run(run)
+    line, job = record.find(step)
     positions = samples_of_step(run, line, job, rank)
-    return _blend_of(run, job, idx_cache), positions
+    return _blend_of(run, job, idx_cache, _last_source(record.events)), positions
 
 
 def samples_of_step(run: Path, line: dict[str, Any], job: dict[str, Any], rank: int | None = None) -> list[int]:
@@ -60,14 +61,25 @@ def find_last_blend(run: Path, idx_cache: str | None) -> "BlendFile":
     from trackbed.ledger.record import BLEND, OPEN
 
     job: dict[str, Any] = {}
-    for event in read_run(run).events:
+    events = read_run(run).events
+    for event in events:
         if event["event"] in (OPEN, BLEND):
             job = {**({} if event["event"] == OPEN else job), **event}
-    return _blend_of(run, job, idx_cache)
+    return _blend_of(run, job, idx_cache, _last_source(events))
 
 
-def _blend_of(run: Path, job: dict[str, Any], idx_cache: str | None) -> "BlendFile":
-    """Returns the blend file of a job, with the stages that it has had."""
+def _last_source(events: list[dict[str, Any]]) -> Any:
+    """Path of the blend file of the newest job."""
+    from trackbed.ledger.record import OPEN
+
+    return next((event.get("blend_source") for event in reversed(events) if event.get("event") == OPEN), None)
+
+
+def _blend_of(run: Path, job: dict[str, Any], idx_cache: str | None, newest: Any) -> "BlendFile":
+    """Returns the blend file of a job, with the stages that it has had.
+
+    Its paths are relative to where the file was, or to where that of the newest job is, if all has been moved there.
+    """
     from trackbed.blends import read_blend_file
 
     try:
@@ -75,6 +87,8 @@ def _blend_of(run: Path, job: dict[str, Any], idx_cache: str | None) -> "BlendFi
     except KeyError as error:
         raise FormatError(f"{run}: a job must have said {error} before its steps, found nothing") from None
     stages = job.get("stages")
+    if not source.parent.is_dir() and isinstance(newest, str):
+        source = Path(newest)
     file = read_blend_file(copy, folder=source.parent).with_idx_cache(idx_cache)
     return replace(file, schedule=None if stages is None else tuple(map(tuple, stages)))
 

@@ -65,6 +65,8 @@ def where(
         click.echo(json_text(found))
         return
     click.echo(f"{prefix}, document {document:,}: in {number_of(len(positions), 'sample')} of {split}")
+    if not positions:
+        click.echo("  it belongs to another split, has no tokens, or comes behind the last sample")
     if run is None:
         for position in positions:
             click.echo(f"  sample {position:,}")

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import orjson
+
 from trackbed.errors import ArgumentError, FormatError
 from trackbed.ledger.lines import read_lines
 
@@ -18,6 +20,30 @@ BLEND: Final = "blend"
 """Event of a job that has gone over to another blend, or to other stages."""
 BEGIN: Final = "begin"
 """Event before the first step of a job."""
+
+
+LINE_KEYS: Final = frozenset(
+    (
+        *("step", "first_sample", "num_samples", "num_ranks", "loss", "datasets", "grad_norm", "batch_hash"),
+        *("stall_seconds", "checkpoint_seconds", "communication_seconds"),
+    )
+)
+"""Keys of a step that a program does not choose."""
+_OWN_EVENTS: Final = (OPEN, BEGIN, BLEND, "refused", "close")
+_EVENT_KEYS: Final = ("event", "time", "step")
+
+
+def check_event(kind: str, fields: dict[str, Any]) -> None:
+    """Raises an ArgumentError for an event of a program that the record could not have."""
+    if not isinstance(kind, str) or not kind or kind in _OWN_EVENTS:
+        raise ArgumentError(f"kind must be a name other than {', '.join(_OWN_EVENTS)}, found {kind!r}")
+    taken = [name for name in _EVENT_KEYS if name in fields]
+    if taken:
+        raise ArgumentError(f"event {kind!r}: fields must have names of their own, found {', '.join(taken)}")
+    try:
+        orjson.dumps(fields, option=orjson.OPT_NON_STR_KEYS)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ArgumentError(f"event {kind!r}: fields must be values that JSON has, found: {error}") from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from trackbed.files.publish import new_partial, publish, write_new
 from trackbed.index import BlendStage, Split
 from trackbed.kernels.integers import check_at_least
 from trackbed.ledger.metrics import MetricsFile
-from trackbed.ledger.record import BLEND, BLENDS, OPEN
+from trackbed.ledger.record import BLEND, BLENDS, LINE_KEYS, OPEN, check_event
 from trackbed.ledger.recorder import Loss, Observer, Recorder, RunFiles
 from trackbed.ledger.steering import Steering, Version, can_be_steered
 from trackbed.loading.loader import BatchLoader
@@ -37,6 +37,7 @@ logger = logging.getLogger(__name__)
 _WHERE: Final = "trackbed.open_run"
 _LOCK_NAME: Final = ".run.lock"
 _VERSION: Final = 1
+_OBSERVED: Final = ("on_step", "on_event", "close")
 _numbers: Final["WeakKeyDictionary[Any, Iterator[int]]"] = WeakKeyDictionary()
 """Numbers of the next run of each group, the same on all ranks."""
 
@@ -78,6 +79,8 @@ class Run:
         self._recorder = Recorder(group, files, steering)
         self._is_alone = group.size == 1
         self._loader: BatchLoader | None = None
+        self._of_file: Version | None = None
+        """What the blend file said when the run was opened, where the state that was loaded has another blend."""
         self._loaded: Mapping[str, Any] | None = None
         """State of the loader that is made next."""
         self._stalled = 0.0
@@ -109,6 +112,7 @@ class Run:
             loader.load_state_dict(self._loaded)
             self._loaded = None
         self._loader = loader
+        self._follow_file()
         return loader
 
     def record(
@@ -140,13 +144,19 @@ class Run:
         self._check_open()
         if self._loader is None:
             raise ArgumentError("a step can be recorded after Run.loader, found no loader")
-        batches = self._loader.pop_hashes()
+        batches = self._loader.hashes
+        if not batches:
+            raise ArgumentError(f"step {self.step + 1} must have read a batch before it is recorded, found none")
+        taken = sorted(set(further) & LINE_KEYS)
+        if taken:
+            raise ArgumentError(f"further values must have names of their own, found {', '.join(taken)}")
         num_samples = sum(len(batch.positions) for batch in batches)
         num_losses = loss.numel() if hasattr(loss, "numel") else len(loss) if isinstance(loss, Sequence) else 1
         if num_losses not in (1, num_samples):
             raise ArgumentError(
                 f"loss must be one number, or one for each of {num_samples} samples, found {num_losses}"
             )
+        self._loader.pop_hashes()
         if not self._has_begun:
             self._has_begun = True
             self._recorder.call(partial(_begin, self.step, self._loader.division()))
@@ -179,11 +189,15 @@ class Run:
         while self._scheduled and self._scheduled[0][0] <= self.step + 1:
             _, weights, ramp = self._scheduled.pop(0)
             self._add_stage(position, weights, ramp)
+        self._tell_refused(steering, self.step)
+
+    def _tell_refused(self, steering: Steering, step: int) -> None:
+        """Records changes that were refused."""
         while steering.refused:
             reason = steering.refused.pop(0)
             if self._group.rank == 0:
-                logger.warning("%s: the blend stays as it was: %s", self.folder, reason)
-            self._recorder.call(partial(_add_event, "refused", {"step": self.step, "reason": reason}))
+                logger.warning("%s: the blend stays as it was, as it cannot be changed so: %s", self.folder, reason)
+            self._recorder.call(partial(_add_event, "refused", {"step": step, "reason": reason}))
 
     def _add_stage(self, position: int, weights: Mapping[str, float], ramp: int) -> None:
         steering = self._steering
@@ -250,8 +264,12 @@ class Run:
         Args:
             kind: what it is, such as "evaluation".
             fields: values that can be written as JSON.
+
+        Raises:
+            ArgumentError: the kind is one that the run records itself, or a value cannot be written.
         """
         self._check_open()
+        check_event(kind, fields)
         self._recorder.call(partial(_add_event, kind, {"step": self.step, **fields}))
 
     def flush(self) -> None:
@@ -293,6 +311,7 @@ class Run:
         self.step = int(state["step"])
         self._scheduled = [one for one in self._scheduled if one[0] > self.step]
         self._has_begun = False
+        self._follow_file()
 
     def _restore_blend(self, state: Mapping[str, Any]) -> None:
         """Opens the blend of a state again, if it is another one than that of the file."""
@@ -304,13 +323,24 @@ class Run:
             version = steering.restored(blend)
         if version is None:
             return
-        if self._group.rank == 0:
-            logger.warning("%s: goes on with the blend of its state; what the file has changed follows", self.folder)
-        steering.begin_again(version)
-        self.splits = self.splits.with_train(version.splits.train)
+        self._of_file = steering.begin_again(version)
+        self.splits = version.splits
         if self._loader is not None:
             self._loader.change_data(version.dataset)
         self._recorder.call(partial(_add_version, self.folder, version, {"step": int(state["step"])}))
+
+    def _follow_file(self) -> None:
+        """Goes over from the blend of a state to what the file says now, at the position of the state."""
+        steering, of_file, loader = self._steering, self._of_file, self._loader
+        if steering is None or of_file is None or loader is None:
+            return
+        self._of_file = None
+        position = loader.consumed_samples
+        version = steering.gone_over(of_file, position)
+        if version is not None:
+            self.splits = of_file.splits
+            self._take_over(version, position)
+        self._tell_refused(steering, self.step)
 
     def close(self) -> None:
         """Waits for all lines, and ends the run's thread. May be called more than once.
@@ -385,6 +415,9 @@ def open_run(
         CollectiveError: among several ranks, one of them failed.
     """
     check_initialized(_WHERE)
+    wrong = [one for one in observers if not all(callable(getattr(one, name, None)) for name in _OBSERVED)]
+    if wrong:
+        raise ArgumentError(f"observers must have {', '.join(_OBSERVED)}, found {wrong[0]!r}")
     group: Group = current_group() or SOLO
     splits = open_blend(blend, **options)
     content = Path(blend).read_bytes()

@@ -55,9 +55,9 @@ class Version:
 
 
 def can_be_steered(splits: Splits) -> bool:
-    """True for a blend in an order without an index, which may change while it is read."""
+    """True for a blend of several datasets in an order without an index, which may change while it is read."""
     dataset = splits.train
-    return isinstance(dataset, BlendedDataset) and dataset.config.order in COMPUTED
+    return isinstance(dataset, BlendedDataset) and dataset.config.order in COMPUTED and len(dataset.datasets) > 1
 
 
 @dataclass(slots=True)
@@ -154,9 +154,16 @@ class Steering:
         if self._settled is None or step < self._settled[0]:
             return None
         found, self._settled = self._settled[1], None
+        return self.gone_over(found, position)
+
+    def gone_over(self, other: Version, position: int) -> Version | None:
+        """Makes another version the one in force from a position on, and returns it; None if it cannot go on there.
+
+        What was drawn before stays; the stages of the other file count from the position on.
+        """
         try:
-            stages = continued(schedule_of(self.version.dataset), schedule_of(found.dataset), position)
-            return self.changed(found.content, found.splits, stages, position)
+            stages = continued(schedule_of(self.version.dataset), schedule_of(other.dataset), position)
+            return self.changed(other.content, other.splits, stages, position)
         except TrackbedError as error:  # the same on every rank
             self.refused.append(str(error))
             return None
@@ -186,11 +193,16 @@ class Steering:
             return None
         return Version(content, self.open_content(content, stages), stages)
 
-    def begin_again(self, version: Version) -> None:
-        """Takes over the version of a checkpoint. What the file says now is a change of it."""
-        self.version = version
+    def begin_again(self, version: Version) -> Version | None:
+        """Takes over the version of a checkpoint.
+
+        Returns:
+            What the file says now, if that is a change of it; for `gone_over`, once the position is known.
+        """
+        of_file, self.version = self.version, version
         self._opening = self._settled = self._read = None
-        self._seen = version.content
+        self._seen = of_file.content
+        return None if of_file.content == version.content else of_file
 
     def close(self) -> None:
         """Ends the thread."""

@@ -243,6 +243,11 @@ class BatchStream:
         self.close()
         self._hashed = []
 
+    @property
+    def hashes(self) -> list[SampleHashes]:
+        """Digests of the batches that were returned since the last call of `pop_hashes`."""
+        return list(self._hashed or [])
+
     def pop_hashes(self) -> list[SampleHashes]:
         """Returns the digests of the batches that were returned since the last call. Needs `hash_samples` first."""
         found, self._hashed = self._hashed or [], []

@@ -41,6 +41,8 @@ def write_report(run: Path, output: Path | None = None) -> Path:
     folder, target = run.resolve(), path.resolve()
     if target in (folder / STEPS, folder / EVENTS) or target.parent == folder / BLENDS:
         raise ArgumentError(f"{path}: the report must not replace a file of the record")
+    if not target.parent.is_dir():
+        raise ArgumentError(f"{path}: the report must be written into a folder that is there, found none")
     with _without_collector():
         page = page_of(plan_report(read_inputs(run)))
     partial = new_partial(path)
