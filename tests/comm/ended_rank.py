@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 import trackbed
+from trackbed.comm.rendezvous import Rendezvous
 from trackbed.comm.torch_group import TorchGroup, current_group
 from trackbed.errors import TrackbedError
 
@@ -62,6 +63,24 @@ def gathered_before(group, is_last, ending):
     group.barrier()
 
 
+def arrived(group, is_last, ending, *, is_counted):
+    """A rank ends between its arrival and its count, or as the last one between its count and the outcome."""
+    if is_last:
+        arrive = Rendezvous._arrive
+
+        def arrive_and_end(rendezvous):
+            if is_counted:
+                time.sleep(0.3)
+                arrive(rendezvous)
+            else:
+                rendezvous.participant.arrive(rendezvous.name, rendezvous.arrival)
+            end(ending)
+
+        Rendezvous._arrive = arrive_and_end
+    group.barrier()
+    group.barrier()
+
+
 def save(group, is_last, ending):
     if is_last:
         end(ending)
@@ -84,6 +103,8 @@ WAYS = {
     "step": step,
     "another group": first_collective_of_another_group,
     "gathered": gathered_before,
+    "arrived": lambda *arguments: arrived(*arguments, is_counted=False),
+    "counted": lambda *arguments: arrived(*arguments, is_counted=True),
     "save": save,
     "backward": backward,
     "guarded backward": lambda *arguments: backward(*arguments, guarded=True),

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import logging
+import os
 import shutil
 import threading
 import time
@@ -10,6 +11,7 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
@@ -320,3 +322,75 @@ def test_steps_are_shown_where_the_run_and_its_data_were_moved_to(folder, tmp_pa
     for step in ("2", "5"):
         found = CliRunner().invoke(trackbed_command, ["show", "--run", str(new / "run"), "--step", step])
         assert found.exit_code == 0, found.output
+
+
+@pytest.mark.parametrize("loss", [None, "0.5", object(), 10**400, 1j, [0.5, None]])
+def test_losses_that_are_no_numbers_are_refused_and_lose_no_step(tmp_path, open_run, loss):
+    with open_run() as run:
+        next(iter(run.loader(batch_size=GLOBAL_BATCH)))
+        with pytest.raises(ArgumentError, match="loss must be a number, or a sequence of numbers"):
+            run.record(loss)
+        with pytest.raises(ArgumentError, match="lr must be a value that JSON has"):
+            run.record(0.5, lr=2**70)
+        run.record(0.5, lr=np.float64(0.1), count=np.int64(3))
+    (line,) = read_run(tmp_path / "run").steps
+    assert (line["step"], line["num_samples"], line["lr"], line["count"]) == (1, 8, 0.1, 3)
+
+
+def test_a_step_of_more_samples_than_there_are_is_refused(folder, tmp_path):
+    (folder / "small.toml").write_text((folder / "blend.toml").read_text().replace("train = 400", "train = 20"))
+    with trackbed.open_run(tmp_path / "run", blend=folder / "small.toml") as run:
+        loader = run.loader(batch_size=4)
+        for _ in (1, 2):
+            for _ in loader:
+                pass
+        with pytest.raises(ArgumentError, match="a step must have at most"):
+            run.record(0.5)
+
+
+def test_a_closed_run_says_so(open_run):
+    run = open_run()
+    train(run, 2)
+    run.close()
+    for call in (run.flush, run.state_dict, lambda: run.record(0.5), lambda: run.event("lunch")):
+        with pytest.raises(ArgumentError, match="the run must be open, found it is closed"):
+            call()
+
+
+def test_the_position_is_kept_before_there_is_a_loader(open_run):
+    with open_run() as run:
+        train(run, 3)
+        state = run.state_dict()
+    with open_run() as run:
+        run.load_state_dict(state)
+        again = run.state_dict()
+    assert again["loader"] == state["loader"]
+    assert again["step"] == 3
+
+
+def test_a_forked_child_leaves_the_run_alone(tmp_path, open_run):
+    with open_run() as run:
+        train(run, 2)
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                try:
+                    run.event("from the child")
+                except ArgumentError as error:
+                    status = 0 if "by the process that opened it" in str(error) else 2
+                run.close()
+            finally:
+                os._exit(status)
+        deadline = time.monotonic() + 20
+        while (found := os.waitpid(child, os.WNOHANG))[0] == 0 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert found == (child, 0)
+        run.event("lunch")
+    assert [event["event"] for event in read_run(tmp_path / "run").events] == ["open", "begin", "lunch", "close"]
+
+
+@pytest.mark.parametrize("skip", [5, None, [[390, 10**30]], [b"ab"], ["ab"]])
+def test_positions_that_cannot_be_skipped_are_refused(open_run, skip):
+    with open_run() as run, pytest.raises(ArgumentError, match="skip must "):
+        run.loader(batch_size=4, skip=skip)

@@ -1,6 +1,7 @@
 """Runs whose blend is changed while they go on."""
 
 import json
+import os
 import time
 from pathlib import Path
 
@@ -60,6 +61,7 @@ def steps_until(run, batches, is_done, most=200):
         if is_done():
             return number
         steps_of(run, 1, batches)
+        time.sleep(0.005)  # for the thread that opens the file
     raise AssertionError(f"not so after {most} steps")
 
 
@@ -303,3 +305,105 @@ def test_a_file_that_does_not_fit_a_state_changes_nothing_of_what_it_evaluates(b
     assert kinds(tmp_path).count("refused") == 1
     assert "dataset 0 must stay" in caplog.text
     assert [line["first_sample"] for line in read_run(tmp_path / "run").steps] == list(range(0, 48, GLOBAL_BATCH))
+
+
+def hashes_of(folder):
+    return [line["batch_hash"] for line in read_run(folder).steps]
+
+
+def test_several_changes_behind_one_step_end_no_loop(blend, tmp_path):
+    with trackbed.open_run(tmp_path / "run", blend=blend) as run:
+        run.set_weights(5, {"a": 1, "b": 1})
+        run.set_weights(5, {"a": 1, "b": 3})
+        for batch in run.loader(batch_size=GLOBAL_BATCH):
+            run.record(losses_of(batch))
+            if run.step == 12:
+                break
+    assert run.step == 12
+    check_samples(tmp_path / "run", num_steps=12)
+
+
+@pytest.mark.parametrize("ramp", [0, 24])
+def test_weights_for_the_first_step_count_from_its_first_sample(blend, tmp_path, ramp):
+    for name in ("before", "after"):
+        with trackbed.open_run(tmp_path / name, blend=blend) as run:
+            if name == "before":
+                run.set_weights(1, {"a": 1, "b": 3}, ramp_samples=ramp)
+            loader = run.loader(batch_size=GLOBAL_BATCH)
+            if name == "after":
+                run.set_weights(1, {"a": 1, "b": 3}, ramp_samples=ramp)
+            steps_of(run, 8, iter(loader))
+    assert hashes_of(tmp_path / "before") == hashes_of(tmp_path / "after")
+    assert check_samples(tmp_path / "before", num_steps=8)["first_sample"] == 0
+
+
+@pytest.mark.parametrize("order", ["wls", "wsl", "lws", "lsw", "slw"])
+def test_weights_that_a_state_has_are_not_given_again(blend, tmp_path, order):
+    """`w` sets weights, `l` makes the loader, `s` loads the state, in any order."""
+    with trackbed.open_run(tmp_path / "whole", blend=blend) as run:
+        run.set_weights(11, {"a": 1, "b": 3}, ramp_samples=24)
+        batches = steps_of(run, 10)
+        state = json.loads(json.dumps(run.state_dict()))
+        steps_of(run, 10, batches)
+    with trackbed.open_run(tmp_path / "whole", blend=blend) as run:
+        loader = None
+        for letter in order:
+            if letter == "w":
+                run.set_weights(11, {"a": 1, "b": 3}, ramp_samples=24)
+            elif letter == "l":
+                loader = run.loader(batch_size=GLOBAL_BATCH)
+            else:
+                run.load_state_dict(state)
+        steps_of(run, 10, iter(loader))
+    record = read_run(tmp_path / "whole")
+    assert [line["batch_hash"] for line in record.superseded] == hashes_of(tmp_path / "whole")[10:]
+
+
+@pytest.mark.parametrize("size", [2, 8, 60])
+def test_a_size_below_the_position_is_refused(blend, tmp_path, size):
+    with trackbed.open_run(tmp_path / "run", blend=blend) as run:
+        batches = steps_of(run, 12)
+        rewrite(blend, blend.read_text().replace("train = 4000", f"train = {size}"))
+        steps_until(run, batches, lambda: "refused" in kinds(tmp_path))
+        steps_of(run, 3, batches)
+    (refused,) = [one["reason"] for one in read_run(tmp_path / "run").events if one["event"] == "refused"]
+    assert "size must be at least" in refused
+    assert [line["first_sample"] for line in read_run(tmp_path / "run").steps] == list(range(0, 8 * run.step, 8))
+
+
+def test_a_file_that_is_no_blend_file_any_more_is_not_read(blend, tmp_path):
+    with trackbed.open_run(tmp_path / "run", blend=blend) as run:
+        batches = steps_of(run, 2)
+        rewrite(blend, blend.read_text() + "#" * (2 << 20))
+        steps_until(run, batches, lambda: "refused" in kinds(tmp_path))
+        blend.unlink()
+        os.mkfifo(blend)
+        steps_of(run, 5, batches)
+    assert "must have at most 1048576 bytes" in (tmp_path / "run" / "events.jsonl").read_text()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda state: {**state, "blend": "x"},
+        lambda state: {**state, "blend": {}},
+        lambda state: {**state, "blend": {"content": 5, "stages": None}},
+        lambda state: {**state, "blend": {**state["blend"], "stages": "abc"}},
+        lambda state: {**state, "blend": {**state["blend"], "stages": [[0, ["a"], 0]]}},
+        lambda state: {**state, "loader": None},
+        lambda state: {**state, "step": 2**70},
+    ],
+)
+def test_a_damaged_state_is_refused(blend, tmp_path, damage):
+    with trackbed.open_run(tmp_path / "run", blend=blend) as run:
+        steps_of(run, 2)
+        state = run.state_dict()
+    damaged, run = damage(state), trackbed.open_run(tmp_path / "run", blend=blend)
+    with run, pytest.raises(ArgumentError, match="the state of a run must have"):
+        run.load_state_dict(damaged)
+
+
+@pytest.mark.parametrize("weights", [{"a": "1"}, ["a"], None, {"a": 10**400}, {"a": None}])
+def test_weights_that_are_no_numbers_are_refused(blend, tmp_path, weights):
+    with trackbed.open_run(tmp_path / "run", blend=blend) as run, pytest.raises(ArgumentError, match="must be"):
+        run.set_weights(3, weights)

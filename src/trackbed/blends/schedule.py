@@ -58,14 +58,16 @@ def continued(before: Sequence[BlendStage], after: Sequence[BlendStage], positio
 def with_stage(stages: Sequence[BlendStage], stage: BlendStage) -> list[BlendStage]:
     """Returns stages with one more, which ends where the next one begins."""
     before = [one for one in stages if one.first_sample < stage.first_sample]
+    if not before and stage.ramp:  # which begins from the weights of the first stage
+        before = [BlendStage(0, stages[0].weights)]
     return [*before, stage, *(one for one in stages if one.first_sample > stage.first_sample)]
 
 
-def check_continued(before: BlendedDataset, after: BlendedDataset, position: int) -> None:
-    """Checks that samples before a position are the same in both datasets.
+def check_same_data(before: BlendedDataset, after: BlendedDataset) -> None:
+    """Checks that a blend has the datasets of another one, perhaps with more behind them, and reads them alike.
 
     Raises:
-        ArgumentError: they are not, or cannot be; the message says what must be kept.
+        ArgumentError: it has not; the message says what must be kept.
     """
     for name in _FIXED:
         old, new = (getattr(one.config, name, None) for one in (before, after))
@@ -74,9 +76,11 @@ def check_continued(before: BlendedDataset, after: BlendedDataset, position: int
     if before.config.order not in COMPUTED:
         raise ArgumentError(f"order must be 'instant' or 'packed' to be changed, found {before.config.order!r}")
     if len(after.datasets) < len(before.datasets):
+        paths = {str(one.dataset_path) for one in after.datasets}
+        missing = [str(one.dataset_path) for one in before.datasets if str(one.dataset_path) not in paths]
         raise ArgumentError(
-            f"datasets must stay while a run goes on, with weight 0 where they are not wanted: there were "
-            f"{len(before.datasets)}, found {len(after.datasets)}"
+            f"datasets must stay while a run goes on, with weight 0 where they are not wanted: "
+            f"{', '.join(missing) or 'one'} is missing"
         )
     for number, (old, new) in enumerate(zip(before.datasets, after.datasets, strict=False)):
         if _samples(old) != _samples(new):
@@ -84,6 +88,15 @@ def check_continued(before: BlendedDataset, after: BlendedDataset, position: int
                 f"dataset {number} must stay {str(old.dataset_path)!r}, with the same samples, as new ones come last: "
                 f"found {str(new.dataset_path)!r}"
             )
+
+
+def check_continued(before: BlendedDataset, after: BlendedDataset, position: int) -> None:
+    """Checks that samples before a position are the same in both datasets.
+
+    Raises:
+        ArgumentError: they are not, or cannot be; the message says what must be kept.
+    """
+    check_same_data(before, after)
     orders = [one.order for one in (before, after)]
     pasts = [_past(one, position, len(after.datasets)) for one in orders if isinstance(one, InstantOrder)]
     if len(pasts) != len(orders) or pasts[0] != pasts[1]:

@@ -151,7 +151,7 @@ def _draw(
         where = f"{origin.prefix}, document {origin.document:,}, tokens [{origin.start:,}, {origin.stop:,})"
         console.print(Text(f"--- {where}", style="bold"))
         if place is not None:
-            console.print(Text(f"    from {place}", style="dim"))
+            console.print(Text(f"    from {printable(str(place))}", style="dim"))
         console.print(Text.assemble(*(_marked(text, does_count=does_count) for text, does_count in runs)))
 
 

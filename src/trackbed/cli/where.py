@@ -78,20 +78,20 @@ def where(
 
 def _steps(run: Path, positions: list[int]) -> dict[str, Any]:
     """Returns pairs of step and position: those of the steps that count, and those that are to come."""
-    from trackbed.cli.show_step import samples_of_step
+    from trackbed.cli.show_step import may_have, samples_of_step
     from trackbed.ledger import read_run
     from trackbed.loading.skipped import Skipped
 
     record, wanted = read_run(run), set(positions)
     read = []
     for line, job in zip(record.steps, record.jobs, strict=True):
-        first, count = line["first_sample"], line["num_samples"]
-        num_skipped = sum(last - begin + 1 for begin, last in job.get("skip", []))
-        if count and any(first <= position < first + count + num_skipped for position in positions):
+        if may_have(run, line, job, positions):
             read += [[line["step"], position] for position in samples_of_step(run, line, job) if position in wanted]
     if not record.steps:
         return {"read": [], "coming": []}
     line, job = record.steps[-1], record.jobs[-1]
+    if not line.get("num_samples"):
+        return {"read": read, "coming": []}
     stop = max(samples_of_step(run, line, job), default=-1) + 1
     skipped, size = Skipped(job.get("skip", [])), line["num_samples"]
     kept = [(position, skipped.num_kept(position)) for position in positions if position >= stop]

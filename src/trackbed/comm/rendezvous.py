@@ -23,6 +23,7 @@ tell the ranks when to look. A `SealedStore` protects the values themselves.
 
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -64,6 +65,8 @@ _FIRST_LOOK_SECONDS: Final = 1.0
 _LONGEST_LOOK_SECONDS: Final = 16.0
 _LAST_WORDS_SECONDS: Final = 0.3
 """Time for what a rank has sent before it ended to arrive."""
+_OUTCOME_SECONDS: Final = 1.5
+"""Time for an outcome to appear after a rank that has arrived was seen to have ended."""
 _MAX_REPORTED_FAILURES: Final = 32
 _ONE_FAILED: Final = 1 << 32
 _LAST: Final = 1 << 62
@@ -104,6 +107,8 @@ class Rendezvous:
         self.arrival = Arrival()
         self.keys_to_delete: list[str] = []  # by this rank, once all ranks have left
         self._conclude = conclude
+        self._ended_since = math.inf
+        """Time since which all ranks of this host that have ended had arrived before."""
         self._failure_order: int | None = None
         """Number of failed ranks when this rank failed, including itself; None if it has not."""
 
@@ -196,6 +201,9 @@ class Rendezvous:
                 words = f"{self.operation}: {describe_ended(lost)}"
                 num_readers = self.participant.size - len(self.participant.peers.ended())
                 return self.publish_outcome(RendezvousOutcome(error=words, is_broken=True, num_readers=num_readers))
+            outcome = self._outcome_without_the_ended(is_lost=bool(lost))
+            if outcome is not None:
+                return self.publish_outcome(outcome)
             missing = watchdog.check()
             if missing is not None:
                 seconds = self.participant.timeout_seconds
@@ -208,6 +216,27 @@ class Rendezvous:
                 logger.warning("%s", describe_late(self.what, late=watchdog.late, rank=self.participant.rank))
         self.keys_to_delete += watchdog.keys_to_delete()
         return self._read_outcome(_FALLBACK_SECONDS)
+
+    def _outcome_without_the_ended(self, *, is_lost: bool) -> RendezvousOutcome | None:
+        """Returns the outcome where a rank has arrived, and has ended before there was one; else None.
+
+        It may have ended before it was counted, or as the last one before it published the outcome: nobody else would.
+        """
+        ended = {} if is_lost else self.participant.peers.ended()
+        if not ended:
+            self._ended_since = math.inf
+            return None
+        now = time.monotonic()
+        self._ended_since = min(self._ended_since, now)
+        if now - self._ended_since < _OUTCOME_SECONDS:
+            return None
+        num_failed, num_arrived = divmod(self.participant.store.add(self._key("count"), 0), _ONE_FAILED)
+        if num_arrived == self.participant.size:
+            return self._sum_up_failures() if num_failed else self._conclude_records()
+        num_readers = self.participant.size - len(ended)
+        return RendezvousOutcome(
+            error=f"{self.operation}: {describe_ended(ended)}", is_broken=True, num_readers=num_readers
+        )
 
     def lost_ranks(self) -> dict[int, int]:
         """Process of each rank of this host that has ended before it arrived here, by rank."""

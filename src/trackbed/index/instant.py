@@ -214,8 +214,10 @@ class InstantOrder:
             sample: number of a sample of that dataset, below its size.
 
         Raises:
-            ArgumentError: there is no such dataset, or sample.
+            ArgumentError: there is no such dataset, or sample, or the order has no end.
         """
+        if len(self) == LAST_POSITION:
+            raise ArgumentError("an order must have num_samples for its positions to be found, found none")
         dataset, sample, shuffles = index(dataset), index(sample), self.plan.shuffles
         if not 0 <= dataset < len(shuffles.sizes) or not 0 <= sample < shuffles.sizes[dataset]:
             raise ArgumentError(f"dataset and sample must be ones of the order, found {dataset} and {sample}")

@@ -9,6 +9,7 @@ import orjson
 from trackbed.errors import FormatError
 from trackbed.files.regular import open_regular
 
+_OPTIONS: Final = orjson.OPT_APPEND_NEWLINE | orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
 _BLOCK_BYTES: Final = 1 << 16
 
 
@@ -41,7 +42,7 @@ class LineFile:
         Raises:
             OSError: it cannot be written.
         """
-        line = orjson.dumps(fields, option=orjson.OPT_APPEND_NEWLINE | orjson.OPT_NON_STR_KEYS)
+        line = orjson.dumps(fields, option=_OPTIONS)
         try:
             done = 0
             while done < len(line):

@@ -41,7 +41,7 @@ def check_event(kind: str, fields: dict[str, Any]) -> None:
     if taken:
         raise ArgumentError(f"event {kind!r}: fields must have names of their own, found {', '.join(taken)}")
     try:
-        orjson.dumps(fields, option=orjson.OPT_NON_STR_KEYS)
+        orjson.dumps(fields, option=orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY)
     except (TypeError, ValueError, RecursionError) as error:
         raise ArgumentError(f"event {kind!r}: fields must be values that JSON has, found: {error}") from None
 

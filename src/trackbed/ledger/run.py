@@ -13,6 +13,8 @@ from types import TracebackType
 from typing import Any, Final, Self
 from weakref import WeakKeyDictionary
 
+import torch
+
 from trackbed.blends.open import Splits, open_blend, open_file_alone
 from trackbed.blends.read import read_blend_content
 from trackbed.blends.schedule import schedule_of, with_stage
@@ -29,6 +31,7 @@ from trackbed.ledger.metrics import MetricsFile
 from trackbed.ledger.record import BLEND, BLENDS, LINE_KEYS, OPEN, check_event
 from trackbed.ledger.recorder import Loss, Observer, Recorder, RunFiles
 from trackbed.ledger.steering import Steering, Version, can_be_steered
+from trackbed.ledger.values import checked_numbers, plain_value
 from trackbed.loading.loader import BatchLoader
 from trackbed.version import __version__
 
@@ -37,6 +40,7 @@ logger = logging.getLogger(__name__)
 _WHERE: Final = "trackbed.open_run"
 _LOCK_NAME: Final = ".run.lock"
 _VERSION: Final = 1
+_LARGEST: Final = 1 << 62
 _OBSERVED: Final = ("on_step", "on_event", "close")
 _numbers: Final["WeakKeyDictionary[Any, Iterator[int]]"] = WeakKeyDictionary()
 """Numbers of the next run of each group, the same on all ranks."""
@@ -87,6 +91,7 @@ class Run:
         """Seconds for which the loader has waited up to the last step."""
         self._has_begun = False
         self._is_closed = False
+        self._process = os.getpid()
 
     @property
     def train(self) -> SplitDataset:
@@ -112,7 +117,10 @@ class Run:
             loader.load_state_dict(self._loaded)
             self._loaded = None
         self._loader = loader
+        if self._steering is not None:
+            self._steering.least_samples = batch_size * loader.num_ranks
         self._follow_file()
+        self._steer()
         return loader
 
     def record(
@@ -144,6 +152,8 @@ class Run:
         self._check_open()
         if self._loader is None:
             raise ArgumentError("a step can be recorded after Run.loader, found no loader")
+        given = loss if isinstance(loss, torch.Tensor) else checked_numbers(loss, "loss")
+        plain = {name: plain_value(name, value) for name, value in {"grad_norm": grad_norm, **further}.items()}
         batches = self._loader.hashes
         if not batches:
             raise ArgumentError(f"step {self.step + 1} must have read a batch before it is recorded, found none")
@@ -151,7 +161,12 @@ class Run:
         if taken:
             raise ArgumentError(f"further values must have names of their own, found {', '.join(taken)}")
         num_samples = sum(len(batch.positions) for batch in batches)
-        num_losses = loss.numel() if hasattr(loss, "numel") else len(loss) if isinstance(loss, Sequence) else 1
+        num_losses = given.numel() if isinstance(given, torch.Tensor) else len(given)
+        most = len(self.train)
+        if num_samples * self._loader.num_ranks > most:
+            raise ArgumentError(
+                f"a step must have at most the {most} samples that there are, found {num_samples} a rank"
+            )
         if num_losses not in (1, num_samples):
             raise ArgumentError(
                 f"loss must be one number, or one for each of {num_samples} samples, found {num_losses}"
@@ -163,13 +178,12 @@ class Run:
         self.step += 1
         stalled, self._stalled = self._stalled, self._loader.counters.stall_seconds
         fields = {
-            **further,
-            "grad_norm": grad_norm,
+            **plain,
             "stall_seconds": round(self._stalled - stalled, 6),
             "checkpoint_seconds": round(checkpoint_seconds, 6),
             "communication_seconds": round(communication_seconds, 6),
         }
-        self._recorder.step(self.step, batches, loss, self._loader.num_ranks, fields, self._stages())
+        self._recorder.step(self.step, batches, given, self._loader.num_ranks, fields, self._stages())
         self._steer()
 
     def _stages(self) -> str:
@@ -240,6 +254,10 @@ class Run:
         check_at_least(0, ramp_samples=ramp_samples)
         if self._steering is None:
             raise ArgumentError('set_weights needs a blend of several datasets in the order "instant", found another')
+        if not isinstance(weights, Mapping):
+            raise ArgumentError(f"weights must be numbers by name, found {weights!r}")
+        for name, weight in weights.items():
+            checked_numbers(weight, f"the weight of {name!r}")
         BlendStage(0, self._weights_of(self._steering.version.splits, weights), ramp_samples)  # checks the values
         if step <= self.step:
             logger.warning("%s: set_weights for step %d comes behind it, and does nothing", self.folder, step)
@@ -278,6 +296,7 @@ class Run:
         Raises:
             CollectiveError: one could not be written, on some rank.
         """
+        self._check_open()
         self._recorder.flush()
 
     def state_dict(self) -> dict[str, Any]:
@@ -285,8 +304,9 @@ class Run:
 
         Waits until the lines of these steps are written: so none that a checkpoint covers is lost.
         """
+        self._check_open()
         self.flush()
-        loader = None if self._loader is None else self._loader.state_dict()
+        loader = self._loaded if self._loader is None else self._loader.state_dict()
         blend = None if self._steering is None else self._steering.version.state()
         return {"version": _VERSION, "step": self.step, "loader": loader, "blend": blend}
 
@@ -302,6 +322,8 @@ class Run:
             raise ArgumentError(f"the state of a run must have version {_VERSION}, found {state!r}")
         check_at_least(0, step=state.get("step"))
         loaded: Any = state.get("loader")
+        if int(state["step"]) >= _LARGEST or (state["step"] and loaded is None):
+            raise ArgumentError(f"the state of a run must have a step and the loader's position, found {state!r}")
         self._restore_blend(state)
         if self._loader is None:
             self._loaded = loaded
@@ -312,6 +334,7 @@ class Run:
         self._scheduled = [one for one in self._scheduled if one[0] > self.step]
         self._has_begun = False
         self._follow_file()
+        self._steer()
 
     def _restore_blend(self, state: Mapping[str, Any]) -> None:
         """Opens the blend of a state again, if it is another one than that of the file."""
@@ -350,6 +373,9 @@ class Run:
         """
         if self._is_closed:
             return
+        if self._process != os.getpid():  # a child that was forked has neither the threads nor the files
+            self._is_closed = True
+            return
         try:
             self._recorder.call(partial(_add_event, "close", {"step": self.step}))
             self.flush()
@@ -376,14 +402,19 @@ class Run:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Closes the run. After an error it does not wait for other ranks, which may wait for this one elsewhere."""
-        if error is None or (self._is_alone and isinstance(error, Exception)):
+        if error is None or self._process != os.getpid() or (self._is_alone and isinstance(error, Exception)):
             self.close()
         elif not self._is_closed:
             self._end(waits=False)
 
     def _check_open(self) -> None:
+        self._check_own()
         if self._is_closed:
             raise ArgumentError(f"{self.folder}: the run must be open, found it is closed")
+
+    def _check_own(self) -> None:
+        if self._process != os.getpid():
+            raise ArgumentError(f"{self.folder}: a run must be used by the process that opened it, found a child of it")
 
     def __repr__(self) -> str:
         """Says where the run is."""
@@ -415,6 +446,8 @@ def open_run(
         CollectiveError: among several ranks, one of them failed.
     """
     check_initialized(_WHERE)
+    if not isinstance(observers, Sequence) or isinstance(observers, str):
+        raise ArgumentError(f"observers must be a list, found {observers!r}")
     wrong = [one for one in observers if not all(callable(getattr(one, name, None)) for name in _OBSERVED)]
     if wrong:
         raise ArgumentError(f"observers must have {', '.join(_OBSERVED)}, found {wrong[0]!r}")

@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from trackbed.blends.open import Splits
-from trackbed.blends.schedule import blended, check_continued, continued, plain_stages, schedule_of
+from trackbed.blends.schedule import blended, check_continued, check_same_data, continued, plain_stages, schedule_of
 from trackbed.daemon_threads import DaemonThreads
 from trackbed.datasets.blend.dataset import BlendedDataset
 from trackbed.datasets.config import COMPUTED, Stage
-from trackbed.errors import TrackbedError
+from trackbed.errors import ArgumentError, FormatError, TrackbedError
+from trackbed.files.regular import read_regular
 from trackbed.index import BlendStage
 
 LAG: Final = 2
@@ -29,6 +30,9 @@ LAG: Final = 2
 
 SETTLE_SECONDS: Final = 1.0
 """Time for which a changed file must stay the same, as an editor may write it in parts."""
+
+_MOST_BYTES: Final = 1 << 20
+"""Size of a blend file that the ranks tell each other."""
 
 Open = Callable[[bytes, tuple[Stage, ...] | None], Splits]
 """Opens the content of a blend file, on this rank alone, with the stages of a run or those of the file."""
@@ -75,6 +79,8 @@ class Steering:
     version: Version
     source: Path | None
     open_content: Open
+    least_samples: int = 1
+    """Samples that the loader needs for a step."""
     refused: list[str] = field(default_factory=list)
     """What is wrong with changes, for the record; `pop` it."""
     _thread: DaemonThreads = field(default_factory=lambda: DaemonThreads("trackbed-blend"))
@@ -119,10 +125,13 @@ class Steering:
                 self._stamp = (now, stamp)
             if stamp == self._read or now - self._stamp[0] < SETTLE_SECONDS:
                 return None
-            content = self.source.read_bytes()
-        except OSError:  # a file that is gone says nothing
+            self._read = stamp
+            if status.st_size > _MOST_BYTES:
+                self.refused.append(f"{self.source}: must have at most {_MOST_BYTES} bytes, found {status.st_size}")
+                return None
+            content = read_regular(self.source)  # a pipe would be waited for
+        except (OSError, FormatError):  # a file that is gone says nothing
             return None
-        self._read = stamp
         if content == self._seen:
             return None
         self._seen = content
@@ -162,6 +171,7 @@ class Steering:
         What was drawn before stays; the stages of the other file count from the position on.
         """
         try:
+            check_same_data(self.version.dataset, other.dataset)
             stages = continued(schedule_of(self.version.dataset), schedule_of(other.dataset), position)
             return self.changed(other.content, other.splits, stages, position)
         except TrackbedError as error:  # the same on every rank
@@ -175,6 +185,11 @@ class Steering:
             ArgumentError: samples before the position would be others.
         PlanError: a dataset runs out.
         """
+        least = max(position, self.least_samples)
+        if len(blended(splits.train)) < least:
+            raise ArgumentError(
+                f"size must be at least {least} samples of training, found {len(blended(splits.train))}"
+            )
         plain = plain_stages(stages)
         dataset = with_stages(blended(splits.train), plain)
         check_continued(self.version.dataset, dataset, position)
@@ -186,9 +201,19 @@ class Steering:
 
         Raises:
             BlendFileError: its datasets cannot be opened any more.
+            ArgumentError: it is no state of a blend.
         """
-        stages = tuple((int(first), list(weights), int(ramp)) for first, weights, ramp in state["stages"] or ()) or None
-        content = state["content"].encode()
+        try:
+            found = (
+                (int(first), [float(one) for one in weights], int(ramp))
+                for first, weights, ramp in state["stages"] or ()
+            )
+            stages = tuple(found) or None
+            content = state["content"].encode()
+        except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
+            raise ArgumentError(
+                f"the state of a run must have the blend that state_dict returned, found {str(state)[:80]!r}: {error!r}"
+            ) from None
         if self.version.state() == {"content": state["content"], "stages": state["stages"]}:
             return None
         return Version(content, self.open_content(content, stages), stages)

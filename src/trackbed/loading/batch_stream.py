@@ -178,7 +178,7 @@ class BatchStream:
         Raises:
             ArgumentError: it has fewer samples than the position.
         """
-        run = self._run
+        run = self._run if self._run is not None else self._changed  # there may be several changes behind one batch
         self.close()
         if not isinstance(self.sampler, MegatronPretrainingSampler):
             raise ArgumentError(f"the data of a {type(self.sampler).__name__} cannot be changed")

@@ -107,8 +107,8 @@ class BatchLoader(BatchStream):
         self.num_ranks = size
         self._step = batch_size * size
         self._drop_last = drop_last
-        skip = list(skip)
         self._skipped = Skipped(skip)
+        skip = self._skipped.ranges()
         num_kept = self._num_samples = self._skipped.num_kept(len(dataset))
         if not num_kept:
             left_out = " that is not left out" if len(dataset) else ""

@@ -77,6 +77,8 @@ def _places(borders: npt.NDArray[np.int32], rank: int, size: int) -> npt.NDArray
     >>> _places(np.array([0, 4, 4, 12]), 0, 2).tolist(), _places(np.array([0, 4, 4, 12]), 1, 2).tolist()
     ([0, 3, 4, 5, 10, 11], [1, 2, 6, 7, 8, 9])
     """
+    if len(borders) < 2 or borders[0] != 0 or (np.diff(borders) < 0).any():
+        raise ArgumentError(f"borders must begin with 0 and never fall, found {borders.tolist()[:8]}")
     starts, lengths = borders[:-1].astype(np.int64), np.diff(borders).astype(np.int64)
     odd = np.flatnonzero(lengths % (2 * size))
     if len(odd):

@@ -24,9 +24,11 @@ class Skipped:
 
     def __init__(self, ranges: Iterable[Sequence[int]] = ()) -> None:
         pairs = []
+        if not isinstance(ranges, Iterable):
+            raise ArgumentError(f"skip must be pairs of a first and a last position, found {ranges!r}")
         for one in ranges:
-            pair = tuple(one) if isinstance(one, Sequence) and not isinstance(one, str) else ()
-            if len(pair) != 2 or not all(map(is_integer, pair)) or not 0 <= pair[0] <= pair[1]:
+            pair = tuple(one) if isinstance(one, Sequence) and not isinstance(one, (str, bytes)) else ()
+            if len(pair) != 2 or not all(map(is_integer, pair)) or not 0 <= pair[0] <= pair[1] < 2**63:
                 raise ArgumentError(f"skip must have pairs of a first and a last position, found {one!r}")
             pairs.append((int(pair[0]), int(pair[1]) + 1))
         self._starts: list[int] = []

@@ -187,6 +187,10 @@ class DocumentSources:
         raw = np.memmap(path, dtype=np.uint8, mode="r")
         places = raw[_HEADER.size : _HEADER.size + 8 * count].view("<i8")
         numbers = raw[_HEADER.size + 8 * count : end].view("<u4")
+        if count and int(places.min()) < 0:
+            raise FormatError(
+                f"{path}: document {int(places.argmin())} must have a place of at least 0, found {places.min()}"
+            )
         wrong = np.flatnonzero((numbers >= num_files) & (numbers != UNKNOWN_FILE))
         if len(wrong):
             raise FormatError(

@@ -309,6 +309,7 @@ class IndexedDatasetBuilder:
         self._data.flush()
         self._data.close()
         finals = PairFiles(self._bin_path, final_seal, final, PairFiles.of(prefix).beside)
+        _check_targets(*finals.beside.values())
         self._clear_dead_partials(final, final_seal, *finals.beside.values())
         partial_idx, partial_seal = new_partial(final), new_partial(final_seal)
         columns = {SOURCES: self.sources, TRAINED: self.trained}
