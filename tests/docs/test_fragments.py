@@ -200,3 +200,13 @@ def test_the_commands_of_the_page_on_the_record_run(corpus, monkeypatch):
     for line in report.strip().splitlines():
         check(line)
     assert (corpus / "first.html").exists()
+
+
+def test_the_page_on_packs_runs(first_hour):
+    page = how_to("pack-documents")
+    (blend,) = snippets("toml", page)
+    (first_hour / "packed.toml").write_text(blend)
+    read, write = snippets("python", page)
+    said = run(first_hour, read, write)
+    assert "torch.Size([1, 2048]) 2048\n" in said
+    assert (first_hour / "chat.mask").exists()

@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from importlib.util import find_spec
 
 import pytest
@@ -55,4 +56,7 @@ def test_wandb_has_them_offline(folder, tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_SILENT", "true")
     recorded(folder, tmp_path / "run", WandbObserver(project="trackbed", mode="offline", dir=str(tmp_path)))
     (file,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
+    deadline = time.monotonic() + 20  # a process of its own writes
+    while b"valid/loss" not in file.read_bytes() and time.monotonic() < deadline:
+        time.sleep(0.1)
     assert b"valid/loss" in file.read_bytes()
