@@ -10,8 +10,8 @@ namespace trackbed {
 
 namespace {
 
-constexpr std::size_t kPlanned = 16;            // samples planned per task: some microseconds
-constexpr std::size_t kMaskRows = 256;          // rows of an attention mask per task: up to a few milliseconds
+constexpr std::size_t kPlanned = 16;    // samples planned per task: some microseconds
+constexpr std::size_t kMaskRows = 256;  // rows of an attention mask per task: up to a few milliseconds
 
 // Writes tokens and labels, text[0, S) and text[1, S + 1), from spans of the text.
 class Text {
