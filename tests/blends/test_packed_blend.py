@@ -1,5 +1,7 @@
 """Blend files with order = "packed": opened, planned, steered, and read by a loader."""
 
+import re
+
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -10,6 +12,8 @@ from trackbed.blends import plan_blend, read_blend_file
 from trackbed.blends.measure import measure_blend
 from trackbed.cli.main import trackbed as trackbed_command
 from trackbed.errors import BlendFileError
+from trackbed.tokens import IndexedDatasetBuilder
+from trackbed.tokens.trained_tokens import TrainedColumns, runs_of
 
 BLEND = """version = 1
 sequence_length = 64
@@ -84,3 +88,26 @@ def test_wrong_options_are_reported_with_the_file(folder, old, new, problem):
     (folder / "blend.toml").write_text(BLEND.replace(old, new))
     with pytest.raises(BlendFileError, match=problem):
         trackbed.open_blend(folder / "blend.toml")
+
+
+def test_show_has_each_document_with_its_untrained_part_marked(tmp_path):
+    builder = IndexedDatasetBuilder(f"{tmp_path / 'chat'}.bin", np.uint16)
+    builder.trained = TrainedColumns()
+    for number in range(4):
+        question, answer = f"What is {number}?".encode(), f"It is {number}.".encode()
+        builder.add_document(list(question + answer), [len(question + answer)])
+        runs = runs_of(np.array([False] * len(question) + [True] * len(answer)))
+        builder.trained.add(np.array([1]), runs, lengths=np.array([len(question + answer)]), where="chat")
+    builder.finalize(f"{tmp_path / 'chat'}.idx")
+    text = (
+        BLEND.split("[[dataset]]", maxsplit=1)[0]
+        .replace("train = 300, valid = 4", "train = 4")
+        .replace('split = "9,1"', 'split = "1"')
+    )
+    (tmp_path / "blend.toml").write_text(f'{text}[[dataset]]\npath = "chat"\nweight = 1\n')
+    shown = []
+    for sample in ("0", "1"):
+        found = CliRunner().invoke(trackbed_command, ["show", str(tmp_path / "blend.toml"), "--sample", sample])
+        assert found.exit_code == 0, found.output
+        shown += re.findall(r"\{-(.*?)-\}(.*)", found.output)
+    assert sorted(shown) == [(f"hat is {number}?", f"It is {number}.") for number in range(4)]

@@ -88,10 +88,7 @@ def show(
 
 def _texts(found: "Provenance", sample: dict[str, Any], tokenizer: Any) -> list[list[tuple[str, bool]]]:
     """Returns the text of each document, in runs; the flag of a run is True if it counts in the loss."""
-    ids = [*sample["tokens"].tolist(), int(sample["labels"][-1])]
-    counts = [True, *(bool(weight) for weight in sample["loss_mask"])]  # the first token is no label
-    borders = [0, *accumulate(origin.stop - origin.start for origin in found.origins)]
-    documents = [list(zip(ids[start:stop], counts[start:stop], strict=True)) for start, stop in pairwise(borders)]
+    documents = _packed(sample) if "cu_seqlens_padded" in sample else _stretch(found, sample)
     return [
         [
             (_decode([token for token, _ in run], tokenizer), does_count)
@@ -99,6 +96,24 @@ def _texts(found: "Provenance", sample: dict[str, Any], tokenizer: Any) -> list[
         ]
         for document in documents
     ]
+
+
+def _stretch(found: "Provenance", sample: dict[str, Any]) -> list[list[tuple[int, bool]]]:
+    """Returns the tokens of each document in a sample, and whether each counts in the loss."""
+    ids = [*sample["tokens"].tolist(), int(sample["labels"][-1])]
+    counts = [True, *(bool(weight) for weight in sample["loss_mask"])]  # the first token is no label
+    borders = [0, *accumulate(origin.stop - origin.start for origin in found.origins)]
+    return [list(zip(ids[start:stop], counts[start:stop], strict=True)) for start, stop in pairwise(borders)]
+
+
+def _packed(sample: dict[str, Any]) -> list[list[tuple[int, bool]]]:
+    """Returns the tokens of each document in a pack, and whether each counts in the loss."""
+    documents = []
+    for start, places in zip(sample["cu_seqlens_padded"].tolist(), sample["cu_seqlens"].diff().tolist(), strict=False):
+        own = slice(start, start + places)
+        ids = [int(sample["tokens"][start]), *sample["labels"][own].tolist()] if places else []
+        documents.append(list(zip(ids, [True, *sample["loss_mask"][own].bool().tolist()], strict=False)))
+    return [document for document in documents if document]
 
 
 def _decode(ids: list[int], tokenizer: Any) -> str:
