@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tests.support.files.built_pair import build, names_in
 from trackbed.errors import ArgumentError, FormatError
-from trackbed.tokens import IndexedDatasetBuilder, merge, verify_content
+from trackbed.tokens import IndexedDatasetBuilder, merge, verify, verify_content
 from trackbed.tokens.trained_tokens import TrainedColumns, TrainedTokens, runs_of
 
 
@@ -120,3 +120,11 @@ def test_damaged_runs_are_found_where_they_are_read(prefix):
     trained = TrainedTokens.open(str(prefix))
     with pytest.raises(FormatError, match="a run must lie in"):
         trained.of(3, 3)
+
+
+def test_verify_misses_a_file_that_the_seal_names(prefix):
+    write(prefix, MASKS)
+    verify(str(prefix))
+    (prefix.parent / "out.mask").unlink()
+    with pytest.raises(FormatError, match="the seal says 96 bytes, found no file"):
+        verify(str(prefix))

@@ -39,12 +39,30 @@ def verify(path_prefix: str, *, idx_cache: str | None = None) -> Verified:
         idx_cache: folder of copies of `.idx` objects, for an address; None for `default_idx_cache()`.
 
     Raises:
-        FormatError: a check failed. The message names the file and the field of the first failure, with both values.
+        FormatError: a check failed, or a file beside the pair that its seal names is missing. The message names the
+            file and the field of the first failure, with both values.
         FileNotFoundError: one of the files is missing.
         ArgumentError: one of the objects is missing.
         StoreError: an object store refuses, or does not answer in time.
     """
-    return verify_opened(PairContent.open(path_prefix, idx_cache=idx_cache))
+    verified = verify_opened(PairContent.open(path_prefix, idx_cache=idx_cache))
+    if not is_address(path_prefix):
+        _check_sizes_beside(path_prefix)
+    return verified
+
+
+def _check_sizes_beside(path_prefix: str) -> None:
+    """Checks that the files beside a pair that its seal names are there, and as large as it says."""
+    try:
+        sealed = read_seal(get_seal_path(path_prefix))
+    except FileNotFoundError:
+        return
+    for name, wanted in (sealed.beside or {}).items():
+        path = Path(get_beside_path(path_prefix, name))
+        found = path.stat().st_size if path.is_file() else None
+        if found != wanted.size_bytes:
+            what = "no file" if found is None else f"{found} bytes"
+            raise FormatError(f"{path}: the seal says {wanted.size_bytes} bytes, found {what}")
 
 
 def verify_opened(content: PairContent) -> Verified:
