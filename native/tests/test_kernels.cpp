@@ -37,11 +37,13 @@
 #include "trackbed/epoch_samples.hpp"
 #include "trackbed/gather.hpp"
 #include "trackbed/gather_masked.hpp"
+#include "trackbed/gather_packs.hpp"
 #include "trackbed/instant.hpp"
 #include "trackbed/interleaving.hpp"
 #include "trackbed/isa.hpp"
 #include "trackbed/legacy_shuffle.hpp"
 #include "trackbed/narrow.hpp"
+#include "trackbed/packing.hpp"
 #include "trackbed/parallel.hpp"
 #include "trackbed/permutation.hpp"
 #include "trackbed/sample_index.hpp"
@@ -2316,6 +2318,185 @@ void test_golden() {
   check_golden("instant_locate", located, 0x05fe054de127ad47);
 }
 
+// ---------------------------------------------------------------- packs
+
+// Number of packs of items that are packed one by one, the longest first, each into the least room in which it fits.
+std::size_t pack_one_by_one(std::span<const std::uint64_t> counts, std::uint64_t most_items) {
+  struct Pack {
+    std::size_t room;
+    std::uint64_t items;
+  };
+  const std::size_t capacity = counts.size() - 1;
+  std::vector<Pack> packs;
+  for (std::size_t length = capacity; length > 0; --length) {
+    for (std::uint64_t item = 0; item < counts[length]; ++item) {
+      Pack* best = nullptr;
+      for (Pack& pack : packs) {
+        if (pack.room >= length && pack.items < most_items && (best == nullptr || pack.room < best->room)) {
+          best = &pack;
+        }
+      }
+      if (best == nullptr) {
+        best = &packs.emplace_back(Pack{capacity, 0});
+      }
+      best->room -= length;
+      ++best->items;
+    }
+  }
+  return packs.size();
+}
+
+struct PackCase {
+  trackbed::PackShape shape;
+  std::vector<std::int32_t> lengths;
+  std::vector<std::uint64_t> counts;
+  std::vector<std::uint64_t> first_items;
+  std::vector<std::uint32_t> documents;
+  trackbed::PackPlan plan;
+
+  trackbed::PackTables tables() const { return {plan.nodes, plan.leaves, first_items, documents, lengths}; }
+};
+
+PackCase make_pack_case(Random& random) {
+  PackCase made;
+  const std::uint64_t multiple = 1 + random.below(4);
+  made.shape = {multiple * (1 + random.below(40)), multiple, static_cast<trackbed::LongDocuments>(random.below(3))};
+  const std::size_t most = random.below(3) == 0 ? 4 * made.shape.sequence_length : 3 + made.shape.sequence_length / 2;
+  made.lengths.resize(random.below(120));
+  for (std::int32_t& length : made.lengths) {
+    length = static_cast<std::int32_t>(random.below(most));
+  }
+  made.counts.resize(made.shape.sequence_length / multiple + 1);
+  trackbed::count_items(made.lengths, made.shape, made.counts);
+  made.first_items.assign(1, 0);
+  for (const std::uint64_t count : made.counts) {
+    made.first_items.push_back(made.first_items.back() + count);
+  }
+  made.documents.resize(made.first_items.back());
+  trackbed::sort_items(made.lengths, made.shape, made.counts, made.documents);
+  const std::uint64_t most_items = random.below(2) == 0 ? 1 + random.below(5) : 1000;
+  made.plan = trackbed::plan_packs(made.counts, most_items);
+  check(made.plan.num_packs == pack_one_by_one(made.counts, most_items), "packs as many as one by one");
+  return made;
+}
+
+void test_packing(std::size_t rounds) {
+  Random random(2024);
+  for (std::size_t round = 0; round < rounds; ++round) {
+    const PackCase made = make_pack_case(random);
+    const std::uint64_t key = random.next();
+    std::vector<trackbed::PackedPiece> all;
+    bool fits = true;
+    for (std::uint64_t pack = 0; pack < made.plan.num_packs; ++pack) {
+      const std::size_t first = all.size();
+      trackbed::find_pack(made.tables(), made.shape, pack, key, all);
+      std::uint64_t places = 0;
+      for (std::size_t piece = first; piece < all.size(); ++piece) {
+        const auto own = static_cast<std::uint64_t>(all[piece].stop - all[piece].start);
+        places += (own + made.shape.multiple - 1) / made.shape.multiple * made.shape.multiple;
+      }
+      fits = fits && all.size() > first && places <= made.shape.sequence_length;
+    }
+    check(fits, "packs are not empty, and within their length");
+    std::vector<std::tuple<std::int64_t, std::int64_t, std::int64_t>> found;
+    std::vector<std::tuple<std::int64_t, std::int64_t, std::int64_t>> wanted;
+    for (const trackbed::PackedPiece& piece : all) {
+      found.emplace_back(piece.document, piece.start, piece.stop);
+    }
+    const auto length = static_cast<std::int64_t>(made.shape.sequence_length);
+    for (std::size_t document = 0; document < made.lengths.size(); ++document) {
+      const std::int64_t places = made.lengths[document] - 1;
+      const bool is_split = made.shape.long_documents == trackbed::LongDocuments::kSplit;
+      const bool is_dropped = made.shape.long_documents == trackbed::LongDocuments::kDrop && places > length;
+      for (std::int64_t start = 0; start < places && !is_dropped && (start == 0 || is_split); start += length) {
+        wanted.emplace_back(static_cast<std::int64_t>(document), start, std::min(places, start + length));
+      }
+    }
+    std::sort(found.begin(), found.end());
+    check(found == wanted, "each piece is in one pack, round " + std::to_string(round));
+  }
+}
+
+// Packs of random pieces and tables, most of which do not exist: everything is refused, absent or inside the files.
+void test_packs_of_lies(std::size_t rounds) {
+  Random random(77);
+  trackbed::Workers workers;
+  trackbed::Poll poll([](std::int64_t) {});
+  for (std::size_t round = 0; round < rounds; ++round) {
+    const std::size_t num_documents = 1 + random.below(8);
+    std::vector<std::int32_t> lengths(num_documents);
+    std::vector<std::int64_t> pointers(num_documents);
+    std::int64_t size = 0;
+    for (std::size_t document = 0; document < num_documents; ++document) {
+      lengths[document] = static_cast<std::int32_t>(random.below(30));
+      pointers[document] = random.below(20) == 0 ? static_cast<std::int64_t>(random.next()) : size;
+      size += 2 * lengths[document];
+    }
+    std::vector<std::byte> tokens(static_cast<std::size_t>(size));
+    const trackbed::TokenFile file{random.below(20) == 0 ? nullptr : tokens.data(),
+                                   size,
+                                   reinterpret_cast<const std::byte*>(lengths.data()),
+                                   reinterpret_cast<const std::byte*>(pointers.data()),
+                                   static_cast<std::int64_t>(num_documents),
+                                   0,
+                                   0,
+                                   size};
+    trackbed::SampleSource source{};
+    source.num_files = 1;
+    source.dtype = 8;
+    std::vector<std::uint64_t> firsts(num_documents + 1);
+    std::vector<std::uint32_t> runs(2 * random.below(12));
+    for (std::uint64_t& first : firsts) {
+      first = random.below(30) == 0 ? random.next() : random.below(runs.size() / 2 + 1);
+    }
+    std::sort(firsts.begin(), firsts.end() - (random.below(2) == 0 ? 1 : 0));
+    for (std::uint32_t& number : runs) {
+      number = static_cast<std::uint32_t>(random.below(4) == 0 ? random.next() : random.below(40));
+    }
+    const bool has_runs = random.below(2) == 0;
+    const trackbed::TrainedRuns trained{has_runs ? firsts.data() : nullptr, runs.data(),
+                                        static_cast<std::int64_t>(num_documents),
+                                        static_cast<std::int64_t>(runs.size() / 2)};
+    const std::int64_t context = random.below(2) == 0 ? 1 : 2;
+    const trackbed::PackedShape shape{32, context == 1 ? 1 : 4, 10,
+                                      static_cast<std::int64_t>(random.below(static_cast<std::size_t>(context))),
+                                      context};
+    std::vector<trackbed::PackedPiece> pieces;
+    std::vector<std::int64_t> bounds{0};
+    std::vector<std::int32_t> datasets;
+    for (std::size_t pack = 0; pack < 3; ++pack) {
+      for (std::size_t piece = random.below(4); piece > 0; --piece) {
+        const std::size_t document = random.below(num_documents + (random.below(20) == 0 ? 2 : 0));
+        const auto start = static_cast<std::int64_t>(random.below(6));
+        const bool is_wild = random.below(20) == 0;
+        pieces.push_back({static_cast<std::int64_t>(document), is_wild ? -start : start,
+                          start + static_cast<std::int64_t>(random.below(12))});
+      }
+      bounds.push_back(static_cast<std::int64_t>(pieces.size()));
+      datasets.push_back(random.below(30) == 0 ? 1 : 0);
+    }
+    const auto places = static_cast<std::size_t>(3 * shape.length / context);
+    const auto borders = static_cast<std::size_t>(3 * shape.borders);
+    std::vector<std::int64_t> ids(places), labels(places), positions(places);
+    std::vector<float> mask(places);
+    std::vector<std::uint8_t> padding(places);
+    std::vector<std::int32_t> logical(borders), padded(borders), longest(3);
+    const trackbed::PackedRows rows{ids.data(),     labels.data(),  mask.data(),   positions.data(),
+                                    padding.data(), logical.data(), padded.data(), longest.data()};
+    for (const Isa level : levels()) {
+      const trackbed::Gathered found = trackbed::gather_packs({&source, 1}, {{&file, 1}, {}}, {&trained, 1}, datasets,
+                                                              pieces, bounds, shape, rows, level, 2, workers, poll);
+      if (found.refused < 3 || !found.absent.empty() || !found.missing.empty()) {
+        continue;
+      }
+      for (std::size_t pack = 0; pack < 3; ++pack) {
+        const auto last = pack * 10 + 9;
+        check(padded[last] == shape.length && logical[last] <= shape.length, "borders of packs end at their length");
+      }
+    }
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -2350,6 +2531,8 @@ int main(int argc, char** argv) {
   test_workers();
   test_gather(150 * scale);
   test_gather_of_lies(300 * scale);
+  test_packing(200 * scale);
+  test_packs_of_lies(300 * scale);
   test_masked(300 * scale);
   test_masked_lies(400 * scale);
   test_sum_ranks(30 * scale);

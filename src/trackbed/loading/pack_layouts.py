@@ -109,11 +109,11 @@ def borders_of(batch: Mapping[str, torch.Tensor], *, pads_borders: bool) -> Bord
     is_end = padded[:, 1:] > padded[:, :-1]
     before = np.concatenate([[0], np.cumsum(logical[:, -1], dtype=np.int64)[:-1]]) if size else np.zeros(0)
     starts = np.arange(size, dtype=np.int64) * length
-    found = []
-    for ends, start in ((logical[:, 1:], before), (padded[:, 1:], starts)):
-        own = np.concatenate([[0], (ends + start[:, None])[is_end]]).astype(np.int32)
-        more = size * is_end.shape[1] + 1 - len(own) if pads_borders else 0
-        found.append(np.pad(own, (0, more), mode="edge"))
+    num_ends = int(np.count_nonzero(is_end))
+    found = np.zeros((2, 1 + (is_end.size if pads_borders else num_ends)), dtype=np.int32)
+    for row, ends, start in ((found[0], logical[:, 1:], before), (found[1], padded[:, 1:], starts)):
+        row[1 : num_ends + 1] = (ends + start[:, None])[is_end]
+        row[num_ends + 1 :] = row[num_ends]
     return found[0], found[1]
 
 

@@ -178,12 +178,10 @@ class PackedForm(BatchForm):
 
     def _find(self, datasets: npt.NDArray[np.int32], positions: npt.NDArray[np.int64]) -> Pieces:
         """Returns the pieces of all packs, in their order."""
-        numbers = np.unique(datasets).tolist()
-        if len(numbers) == 1:
-            found: Pieces = self._members[numbers[0]].find(positions)
-            return found
+        if len(datasets) and (datasets == datasets[0]).all():
+            return self._members[int(datasets[0])].find(positions)
         parts: list[npt.NDArray[np.int64]] = [np.empty((0, 3), dtype=np.int64)] * len(positions)
-        for number in numbers:
+        for number in np.unique(datasets).tolist():
             places = np.flatnonzero(datasets == number)
             pieces, firsts = self._members[number].find(positions[places])
             for place, part in zip(places.tolist(), np.split(pieces, firsts[1:-1]), strict=True):

@@ -148,11 +148,13 @@ class PackedSamples:
     def find(self, stored: npt.NDArray[np.int64]) -> Pieces:
         """Returns the pieces of stored samples; documents are numbered as in the file."""
         epochs, packs = np.divmod(stored, max(self.samples_per_epoch, 1))
-        known = {epoch: split_mix(split_mix(self.seed ^ _STREAM, 0), epoch) for epoch in np.unique(epochs).tolist()}
-        keys = np.array([known[epoch] for epoch in epochs.tolist()], dtype=np.uint64)
+        keys = np.array([self._key_of(epoch) for epoch in epochs.tolist()], dtype=np.uint64)
         pieces, firsts = self.packs.find(packs, keys=keys)
         pieces[:, 0] += self.run[0]
         return pieces, firsts
+
+    def _key_of(self, epoch: int) -> int:
+        return split_mix(split_mix(self.seed ^ _STREAM, 0), epoch)
 
     @cached_property
     def prefetched(self) -> PrefetchedOrder:
