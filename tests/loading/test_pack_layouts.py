@@ -1,7 +1,5 @@
 """Layouts of packs, and their slices for context parallelism, against a plain reference."""
 
-from itertools import pairwise
-
 import numpy as np
 import pytest
 import torch
@@ -22,45 +20,45 @@ def long_pair(tmp_path_factory):
 
 
 def thd_of(data, positions, texts, multiple, length):
-    """The batch of Megatron Core, by plain loops over the pieces."""
+    """The batch of Megatron Core, piece by piece."""
     found = {name: [] for name in ("tokens", "labels", "position_ids", "loss_mask", "padding_mask")}
     logical, padded, longest = [0], [0], 0
+
+    def add(text, places):
+        own = len(text) - 1
+        rest = np.zeros(places - own, dtype=np.int64)
+        found["tokens"].append(np.concatenate([text[:-1], rest]))
+        found["labels"].append(np.concatenate([text[1:], rest]))
+        found["loss_mask"].append(np.concatenate([np.ones(own), rest]).astype(np.float32))
+        found["padding_mask"].append(np.arange(places) >= own)
+        found["position_ids"].append(np.arange(places))
+        logical.append(logical[-1] + own)
+        padded.append(padded[-1] + places)
+
     for position in positions:
         room = length
         for piece in data.pieces(position):
-            text = texts[piece.document][piece.start : piece.stop].tolist()
-            places = len(text) - 1
-            more = -places % multiple
-            found["tokens"] += text[:-1] + [0] * more
-            found["labels"] += text[1:] + [0] * more
-            found["loss_mask"] += [1.0] * places + [0.0] * more
-            found["padding_mask"] += [False] * places + [True] * more
-            found["position_ids"] += list(range(places + more))
-            logical.append(logical[-1] + places)
-            padded.append(padded[-1] + places + more)
-            longest = max(longest, places + more)
-            room -= places + more
+            text = texts[piece.document][piece.start : piece.stop]
+            places = -(-(len(text) - 1) // multiple) * multiple
+            add(text, places)
+            longest, room = max(longest, places), room - places
         if room:
-            for name, value in (("tokens", 0), ("labels", 0), ("loss_mask", 0.0), ("padding_mask", True)):
-                found[name] += [value] * room
-            found["position_ids"] += list(range(room))
-            logical.append(logical[-1])
-            padded.append(padded[-1] + room)
-    types = {"loss_mask": torch.float32, "padding_mask": torch.bool}
-    batch = {name: torch.tensor([values], dtype=types.get(name, torch.int64)) for name, values in found.items()}
+            add(np.zeros(1, dtype=np.int64), room)
+    batch = {name: torch.from_numpy(np.concatenate(parts))[None] for name, parts in found.items()}
     borders = {"cu_seqlens": logical, "cu_seqlens_padded": padded, "max_seqlen": [longest]}
     return batch | {name: torch.tensor(values, dtype=torch.int32) for name, values in borders.items()}
 
 
 def slice_of(batch, rank, size):
-    """TransformerEngine's rule, token by token: local token t of segment d is at
-    cu[d] + (L / 2) (r if i < L / 2 else 2 size - 2 - r) + i, of a segment's L places on each rank."""
-    borders = batch["cu_seqlens_padded"].tolist()
-    places = []
-    for start, stop in pairwise(borders):
-        own = (stop - start) // size
-        for i in range(own):
-            places.append(start + own // 2 * (rank if i < own // 2 else 2 * size - 2 - rank) + i)
+    """TransformerEngine's rule for each local token: token t of segment d, whose local start is cu[d] / size, is at
+    cu[d] + (L / 2) (r if i < L / 2 else 2 size - 2 - r) + i, of a segment's L local places, i of which are before t."""
+    borders = batch["cu_seqlens_padded"].numpy().astype(np.int64)
+    local = borders // size
+    tokens = np.arange(local[-1])
+    segment = np.searchsorted(local, tokens, side="right") - 1
+    own, i = np.diff(local)[segment], tokens - local[segment]
+    part = np.where(i < own // 2, rank, 2 * size - 2 - rank)
+    places = torch.from_numpy(borders[segment] + own // 2 * part + i)
     return {name: one[:, places] if one.dim() == 2 else one for name, one in batch.items()}
 
 

@@ -39,6 +39,8 @@ def plain_value(name: str, value: Any) -> Any:
     >>> plain_value("lr", np.float64(0.1)), plain_value("note", None)
     (0.1, None)
     """
+    if value is None or type(value) is float:
+        return value
     if isinstance(value, torch.Tensor):
         if value.numel() != 1:
             raise ArgumentError(f"{name} must be one number, found a tensor of shape {list(value.shape)}")
