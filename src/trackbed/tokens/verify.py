@@ -55,7 +55,7 @@ def _check_sizes_beside(path_prefix: str) -> None:
     """Checks that the files beside a pair that its seal names are there, and as large as it says."""
     try:
         sealed = read_seal(get_seal_path(path_prefix))
-    except FileNotFoundError:
+    except (FileNotFoundError, FormatError):  # a pair needs no seal; `verify_content` says what is wrong with one
         return
     for name, wanted in (sealed.beside or {}).items():
         path = Path(get_beside_path(path_prefix, name))
