@@ -80,6 +80,8 @@ class Run:
         self._steering = steering
         self._scheduled: list[tuple[int, dict[str, float], int]] = []
         """Calls of `set_weights` that have not taken effect: step, weights by name and samples of the ramp."""
+        self._told: tuple[Any, str] = (None, "")
+        """Stages of the last step, and their digest."""
         self._recorder = Recorder(group, files, steering)
         self._is_alone = group.size == 1
         self._loader: BatchLoader | None = None
@@ -189,7 +191,10 @@ class Run:
     def _stages(self) -> str:
         """Digest of the stages in force, which must be the same on all ranks."""
         known = None if self._steering is None else self._steering.version.stages
-        return hashlib.sha256(repr((known, self._scheduled)).encode()).hexdigest()[:16]
+        told = (known, tuple(self._scheduled))
+        if told != self._told[0]:
+            self._told = (told, hashlib.sha256(repr((known, self._scheduled)).encode()).hexdigest()[:16])
+        return self._told[1]
 
     def _steer(self) -> None:
         """Takes over the changes of the blend that take effect behind the last recorded step."""
