@@ -57,7 +57,7 @@ def segments_of(item):
 
 
 def check_pack(item, length, multiple):
-    """What holds for every pack, whatever its documents."""
+    """Checks what must hold for every pack."""
     logical, ends = item["cu_seqlens"], item["cu_seqlens_padded"]
     assert ends[0] == 0
     assert ends[-1] == length

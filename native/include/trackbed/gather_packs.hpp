@@ -14,7 +14,7 @@ namespace trackbed {
 // Shape of packs, in 64-bit words.
 struct PackedShape {
   std::int64_t length;        // S, places of a pack
-  std::int64_t multiple;      // each piece is padded to a multiple of so many places, which divides S
+  std::int64_t multiple;      // each piece is padded to a multiple of this number of places, which divides S
   std::int64_t borders;       // entries of a row of borders: at least two more than the pieces of a pack
   std::int64_t context_rank;  // of the ranks that share a pack, the one whose places are written
   std::int64_t

@@ -46,7 +46,7 @@ struct PackPlan {
 };
 
 // Packs counts[l] items of each length l in [1, capacity], where capacity + 1 is the number of counts.
-// Requires: most_items >= 1. O(capacity + nodes), whatever the number of items.
+// Requires: most_items >= 1. O(capacity + nodes), independent of the number of items.
 PackPlan plan_packs(std::span<const std::uint64_t> counts, std::uint64_t most_items);
 
 // What becomes of a document that does not fit into a pack.

@@ -4,9 +4,10 @@ Shapes: D documents, P packs, W documents of a window.
 """
 
 from collections import OrderedDict
+from collections.abc import Callable
 from functools import cached_property
 from threading import Lock
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +34,29 @@ class _Window(NamedTuple):
     def num_bytes(self) -> int:
         """Memory, without that of the lengths."""
         return sum(one.nbytes for one in (self.plan.nodes, self.plan.leaves, self.first_items, self.documents))
+
+
+Pieces = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
+"""`[pieces, 3]` document, first input and one after the last input of each; and how many there are before each pack."""
+
+
+def find_by_group(groups: npt.NDArray[np.integer[Any]], find: Callable[[int, Any], Pieces]) -> Pieces:
+    """Finds the pieces of packs group by group, and returns them in the order of the packs.
+
+    Args:
+        groups: `[B]` number of the group that each pack is in, such as its dataset.
+        find: returns the pieces of the packs of a group, at some places in the batch.
+    """
+    if len(groups) and (groups == groups[0]).all():
+        return find(int(groups[0]), slice(None))
+    parts: list[npt.NDArray[np.int64]] = [np.empty((0, 3), dtype=np.int64)] * len(groups)
+    for group in np.unique(groups).tolist():
+        places = np.flatnonzero(groups == group)
+        pieces, firsts = find(group, places)
+        for place, part in zip(places.tolist(), np.split(pieces, firsts[1:-1]), strict=True):
+            parts[place] = part
+    firsts = np.cumsum([0, *map(len, parts)], dtype=np.int64)
+    return np.concatenate([np.empty((0, 3), dtype=np.int64), *parts]), firsts
 
 
 class Packs:
@@ -129,16 +153,7 @@ class Packs:
         if len(numbers) and not (int(numbers.min()) >= 0 and int(numbers.max()) < len(self)):
             raise ArgumentError(f"packs must be in [0, {len(self)}), found {numbers.min()} to {numbers.max()}")
         windows = np.searchsorted(self._first_packs, numbers, side="right") - 1
-        if len(numbers) and (windows == windows[0]).all():
-            return self._find_in(int(windows[0]), numbers, secrets)
-        parts: list[npt.NDArray[np.int64]] = [np.empty((0, 3), dtype=np.int64)] * len(numbers)
-        for window in np.unique(windows).tolist():
-            places = np.flatnonzero(windows == window)
-            pieces, firsts = self._find_in(window, numbers[places], secrets[places])
-            for place, part in zip(places.tolist(), np.split(pieces, firsts[1:-1]), strict=True):
-                parts[place] = part
-        firsts = np.cumsum([0, *map(len, parts)], dtype=np.int64)
-        return np.concatenate([np.empty((0, 3), dtype=np.int64), *parts]), firsts
+        return find_by_group(windows, lambda one, places: self._find_in(one, numbers[places], secrets[places]))
 
     def _find_in(
         self, number: int, packs: npt.NDArray[np.int64], keys: npt.NDArray[np.uint64]

@@ -32,11 +32,11 @@ class PackedShape:
     length: int
     """S, at least 1."""
     multiple: int
-    """Each piece is padded to a multiple of so many places, which divides S."""
+    """Each piece is padded to a multiple of this number of places, which divides S."""
     num_borders: int
     """M, at least two more than the pieces of a pack."""
     context_rank: int = 0
-    """Of the ranks that share a pack, the one whose places are written."""
+    """Number of this rank among those that share a pack."""
     context_size: int = 1
     """Number of these ranks. Where it is above 1, `multiple` is a multiple of twice of it."""
     words: npt.NDArray[np.uint64] = field(init=False, repr=False, compare=False)

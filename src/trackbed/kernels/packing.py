@@ -21,7 +21,7 @@ _MOST_LENGTHS: Final = 2**31
 
 @dataclass(frozen=True, slots=True)
 class PackShape:
-    """What decides the items that documents become.
+    """How documents are turned into items.
 
     Raises:
         ArgumentError: a field is out of range.
@@ -30,7 +30,7 @@ class PackShape:
     sequence_length: int
     """Places of a pack, in `[1, 2**31)`."""
     multiple: int = 1
-    """Each item is padded to a multiple of so many places, which must divide `sequence_length`."""
+    """Each item is padded to a multiple of this number of places, which must divide `sequence_length`."""
     long_documents: LongDocuments = "split"
     """A document that does not fit into a pack gives pieces of a whole pack each and the rest ("split"), its beginning
     ("cut"), or nothing ("drop")."""

@@ -86,7 +86,7 @@ class Run:
         self._is_alone = group.size == 1
         self._loader: BatchLoader | None = None
         self._of_file: Version | None = None
-        """What the blend file said when the run was opened, where the state that was loaded has another blend."""
+        """Blend file as it was when the run was opened, if the state that was loaded has another one."""
         self._loaded: Mapping[str, Any] | None = None
         """State of the loader that is made next."""
         self._stalled = 0.0

@@ -16,9 +16,7 @@ import numpy.typing as npt
 
 from trackbed.errors import ArgumentError, FormatError
 from trackbed.files import Checksum, open_regular
-from trackbed.files.stores import is_address
-from trackbed.tokens.paths import get_beside_path, get_seal_path
-from trackbed.tokens.seal import read_seal
+from trackbed.tokens.seal import find_beside
 
 SOURCES: Final = "src"
 """Name of the file beside a pair."""
@@ -150,21 +148,15 @@ class DocumentSources:
             FormatError: the file is damaged, or not the one that the seal names.
             FileNotFoundError: it is missing.
         """
-        if is_address(path_prefix):
+        named = find_beside(path_prefix, SOURCES)
+        if named is None:
             return None
-        try:
-            sealed = read_seal(get_seal_path(path_prefix))
-        except FileNotFoundError:
-            return None
-        wanted = (sealed.beside or {}).get(SOURCES)
-        path = Path(get_beside_path(path_prefix, SOURCES))
-        if wanted is None:
-            return None
+        path, wanted, num_documents = named
         found = cls._read(path)
         size = path.stat().st_size
-        if size != wanted.size_bytes or len(found) != sealed.documents:
+        if size != wanted.size_bytes or len(found) != num_documents:
             raise FormatError(
-                f"{path}: the seal says {wanted.size_bytes} bytes and {sealed.documents} documents, found {size} and "
+                f"{path}: the seal says {wanted.size_bytes} bytes and {num_documents} documents, found {size} and "
                 f"{len(found)}"
             )
         return found

@@ -116,6 +116,30 @@ def seal(path_prefix: str, *, progress: Callable[[int], None] | None = None, idx
     return new_seal
 
 
+def find_beside(path_prefix: str, name: str) -> tuple[Path, FileSum, int] | None:
+    """Finds a file beside a pair, by its seal.
+
+    Args:
+        path_prefix: path of the pair without `.bin` and `.idx`.
+        name: suffix of the file without the dot.
+
+    Returns:
+        Its path, its size and checksum, and the number of documents of the pair; None if the seal does not name it, or
+        the pair lies in an object store.
+
+    Raises:
+        FormatError: the seal is damaged.
+    """
+    if is_address(path_prefix):
+        return None
+    try:
+        sealed = read_seal(get_seal_path(path_prefix))
+    except FileNotFoundError:
+        return None
+    wanted = (sealed.beside or {}).get(name)
+    return None if wanted is None else (Path(get_beside_path(path_prefix, name)), wanted, sealed.documents)
+
+
 def _sums_beside(path_prefix: str, progress: Callable[[int], None] | None) -> dict[str, FileSum]:
     """Returns the sums of the files beside a pair on a disk."""
     paths = {} if is_address(path_prefix) else {name: Path(get_beside_path(path_prefix, name)) for name in BESIDE}

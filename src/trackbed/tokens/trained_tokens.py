@@ -15,9 +15,7 @@ import numpy.typing as npt
 
 from trackbed.errors import ArgumentError, FormatError
 from trackbed.files import Checksum, open_regular
-from trackbed.files.stores import is_address
-from trackbed.tokens.paths import get_beside_path, get_seal_path
-from trackbed.tokens.seal import read_seal
+from trackbed.tokens.seal import find_beside
 
 TRAINED: Final = "mask"
 """Name of the file beside a pair."""
@@ -138,16 +136,10 @@ class TrainedTokens:
             FormatError: the file is damaged, or not the one that the seal names.
             FileNotFoundError: it is missing.
         """
-        if is_address(path_prefix):
+        named = find_beside(path_prefix, TRAINED)
+        if named is None:
             return None
-        try:
-            sealed = read_seal(get_seal_path(path_prefix))
-        except FileNotFoundError:
-            return None
-        wanted = (sealed.beside or {}).get(TRAINED)
-        path = Path(get_beside_path(path_prefix, TRAINED))
-        if wanted is None:
-            return None
+        path, wanted, num_documents = named
         descriptor, size = open_regular(path)
         with open(descriptor, "rb") as file:  # noqa: PTH123  a descriptor
             header = file.read(_HEADER.size)
@@ -155,9 +147,9 @@ class TrainedTokens:
         if (magic, version) != (_MAGIC, _VERSION):
             raise FormatError(f"{path}: must begin as version {_VERSION} of trained tokens, found {header[:16]!r}")
         middle = _HEADER.size + 8 * (count + 1)
-        if (size, count) != (wanted.size_bytes, sealed.documents) or size != middle + 8 * num_runs:
+        if (size, count) != (wanted.size_bytes, num_documents) or size != middle + 8 * num_runs:
             raise FormatError(
-                f"{path}: the seal says {wanted.size_bytes} bytes and {sealed.documents} documents, found {size} and "
+                f"{path}: the seal says {wanted.size_bytes} bytes and {num_documents} documents, found {size} and "
                 f"{count}, with {num_runs} runs"
             )
         raw = np.memmap(path, dtype=np.uint8, mode="r")

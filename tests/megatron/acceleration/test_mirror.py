@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tests.support.files.tidy import remove_folder
 from tests.support.megatron_core.cases import Case, Data, cases
 from tests.support.processes.launching import run_script
+from tests.support.tiers import slow_but
 
 RANK = Path(__file__).with_name("builds_rank.py")
 LIMIT_SECONDS = 300
@@ -87,7 +88,10 @@ def theirs(folder):
     return [answered for ((answered, _),) in answers]
 
 
-@pytest.mark.parametrize(("when", "size"), [("before", 1), ("after", 2)])
+@pytest.mark.parametrize(
+    ("when", "size"),
+    slow_but([("before", 1), ("after", 2)], [(when, size) for when in ("before", "after") for size in (1, 2)]),
+)
 def test_files_and_samples_are_those_of_megatron_core_which_builds_nothing(when, size, folder, theirs):
     answers, names = build(when, size, folder, CASES)
     assert names == (NAMES,) * size

@@ -15,7 +15,8 @@ import torch
 from trackbed.datasets.batches.reader import BatchForm
 from trackbed.datasets.gpt import sample
 from trackbed.datasets.gpt.config import GPTDatasetConfig
-from trackbed.datasets.gpt.packed import PackedSamples, Pieces
+from trackbed.datasets.gpt.packed import PackedSamples
+from trackbed.index.packing import find_by_group
 from trackbed.kernels import (
     BatchArrays,
     FetchedBytes,
@@ -171,23 +172,10 @@ class PackedForm(BatchForm):
         num_threads: int | None,
     ) -> Gathered:
         """Fills a batch: see `GatherKernel`."""
-        pieces, firsts = self._find(datasets, positions)
+        pieces, firsts = find_by_group(datasets, lambda one, places: self._members[one].find(positions[places]))
         return gather_packs(
             sources, datasets, pieces, firsts, batch, self._shape, fetched=fetched, num_threads=num_threads
         )
-
-    def _find(self, datasets: npt.NDArray[np.int32], positions: npt.NDArray[np.int64]) -> Pieces:
-        """Returns the pieces of all packs, in their order."""
-        if len(datasets) and (datasets == datasets[0]).all():
-            return self._members[int(datasets[0])].find(positions)
-        parts: list[npt.NDArray[np.int64]] = [np.empty((0, 3), dtype=np.int64)] * len(positions)
-        for number in np.unique(datasets).tolist():
-            places = np.flatnonzero(datasets == number)
-            pieces, firsts = self._members[number].find(positions[places])
-            for place, part in zip(places.tolist(), np.split(pieces, firsts[1:-1]), strict=True):
-                parts[place] = part
-        firsts = np.cumsum([0, *map(len, parts)], dtype=np.int64)
-        return np.concatenate([np.empty((0, 3), dtype=np.int64), *parts]), firsts
 
     @property
     def shared(self) -> Mapping[str, torch.Tensor]:

@@ -17,7 +17,7 @@ from trackbed.datasets.low_level import trained_tokens
 from trackbed.datasets.samples import NO_INDEX, IndexArrays, SampleLocations, SamplePieces
 from trackbed.errors import ArgumentError, PlanError
 from trackbed.index import PERMUTATION_VERSION, InstantOrder
-from trackbed.index.packing import PACKING_VERSION, Packs
+from trackbed.index.packing import PACKING_VERSION, Packs, Pieces
 from trackbed.index.prefetch import PrefetchedOrder
 from trackbed.index.split_mix import split_mix
 from trackbed.kernels.packing import PackShape
@@ -27,9 +27,6 @@ from trackbed.tokens.trained_tokens import TrainedTokens
 
 _STREAM: Final = 0x9E6C63D0876A9A47
 """Start of the keys of epochs, apart from those of other shuffles."""
-
-Pieces = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
-"""`[pieces, 3]` document, first input and one after the last input of each; and how many there are before each pack."""
 
 
 @dataclass(frozen=True)
