@@ -220,8 +220,8 @@ class Rendezvous:
     def _outcome_without_the_ended(self, *, is_lost: bool) -> RendezvousOutcome | None:
         """Returns the outcome where a rank has arrived, and has ended before there was one; else None.
 
-        It may have ended before it was counted, or as the last one, before it published the outcome. No other rank would
-        publish one.
+        It may have ended before it was counted, or as the last one, before it published the outcome. No other rank
+        would publish one.
         """
         ended = {} if is_lost else self.participant.peers.ended()
         if not ended:
