@@ -14,7 +14,7 @@ import torch
 
 from trackbed.cache import Allocate, Arrays, Entry, Request
 from trackbed.datasets.blend.order import BlendSpec, own_decisions
-from trackbed.datasets.gpt.instant import StoredSample
+from trackbed.datasets.gpt.computed import StoredSample
 from trackbed.datasets.samples import NO_INDEX, IndexArrays, SampleLocations
 from trackbed.errors import ArgumentError, PlanError
 from trackbed.index import BlendStage, InstantOrder, Split

@@ -4,7 +4,7 @@ Shapes: R samples in one epoch, S tokens of a sample.
 """
 
 from bisect import bisect_right
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, NoReturn
 
@@ -12,74 +12,44 @@ import numpy as np
 import numpy.typing as npt
 
 from trackbed.datasets.batches.sources import SampleLayout, Stretches
-from trackbed.datasets.gpt.consecutive import consecutive_run
+from trackbed.datasets.gpt.computed import ComputedSamples
 from trackbed.datasets.gpt.visits import VisitArrays, VisitedSamples
-from trackbed.datasets.samples import NO_INDEX, IndexArrays, SampleLocations, SamplePieces
+from trackbed.datasets.samples import SamplePieces
 from trackbed.errors import FormatError, PlanError
 from trackbed.index import PERMUTATION_VERSION, InstantOrder
 from trackbed.index.epochs import stretches_per_epoch
-from trackbed.index.prefetch import PrefetchedOrder
 from trackbed.kernels import Visits
 from trackbed.plural import number_of
-from trackbed.tokens import IndexedDataset, IndexedGroup, get_idx_path
-from trackbed.tokens.idx_header import checksum_lengths
+from trackbed.tokens import IndexedGroup, get_idx_path
 
 
-class StoredSample(int):
-    """Number of a sample in the file, as opposed to its position in a shuffled order.
-
-    A blend in the order "instant" computes which sample of a dataset it draws, and passes its number in this type.
-    """
-
-
-@dataclass(frozen=True)
-class InstantSamples:
+@dataclass(frozen=True, kw_only=True)
+class InstantSamples(ComputedSamples):
     """Samples without an index: sample m has tokens `[m * S, m * S + S + X)` of the split, in file order.
 
     A split with fewer than S + X tokens has one sample, which repeats them until it is full. Each repeat counts as
     separate documents, as at the start of a new epoch.
 
     Args:
-        dataset: the file.
-        documents: consecutive documents of the split, or None for all of them.
-        num_samples: length of the order, or None for one epoch.
         sequence_length: S.
         extra_token: X, 1 if a sample also holds the first token of the next one, else 0.
-        seed: seed of the shuffles.
-        block: consecutive samples that are moved as one block.
-        window: consecutive blocks whose samples are shuffled together.
-        where: name of the dataset and its split, for errors.
 
     Raises:
         ArgumentError: the dataset is not an indexed file, or the documents are not consecutive.
         PlanError: samples are requested, and there are no tokens.
     """
 
-    dataset: Any
-    documents: npt.NDArray[np.integer[Any]] | None
-    num_samples: int | None
     sequence_length: int
     extra_token: int
-    seed: int
-    block: int = 1
-    window: int = 1
-    where: str = ""
-    index: ClassVar[IndexArrays] = NO_INDEX
+    _ORDER: ClassVar[str] = "instant"
 
     def __post_init__(self) -> None:
-        """Checks that the split is a contiguous part of an indexed file, and has tokens if samples are requested."""
-        consecutive_run(self.dataset, self.documents, order="instant", where=self.where)
+        """Checks the documents, and that there are tokens if samples are requested."""
+        super().__post_init__()
         if self.num_samples and not self.samples_per_epoch:
             raise PlanError(
                 f"{self.where}: must have tokens for one sample to give {self.num_samples}, found {self.num_tokens}"
             )
-
-    @property
-    def run(self) -> tuple[int, int]:
-        """First document of the split, and one after the last."""
-        if self.documents is None:
-            return 0, len(self.dataset.sequence_lengths)
-        return (int(self.documents[0]), int(self.documents[-1]) + 1) if len(self.documents) else (0, 0)
 
     @cached_property
     def num_tokens(self) -> int:
@@ -164,59 +134,18 @@ class InstantSamples:
     @cached_property
     def order(self) -> InstantOrder:
         """Order of the samples."""
-        size = self.samples_per_epoch
-        if size == 0:
+        if not self.samples_per_epoch:
             raise PlanError(f"{number_of(self.num_tokens, 'token')} must hold a sample of {self._length:,}")
-        return InstantOrder(
-            sizes=[size], weights=[1], seed=self.seed, num_samples=len(self), block=self.block, window=self.window
-        )
+        return super().order
 
     def decisions(self) -> dict[str, Any]:
         """Returns everything that decides the samples, besides the file."""
         return {
-            "order": "instant",
+            **super().decisions(),
             "version": [InstantOrder.VERSION, PERMUTATION_VERSION],
-            "documents": list(self.run),
-            "num_samples": None if self.num_samples is None else int(self.num_samples),
             "sequence_length": int(self.sequence_length),
-            "random_seed": int(self.seed),
-            "locality": [int(self.block), int(self.window)],
             "add_extra_token_to_sequence": bool(self.extra_token),
         }
-
-    def checksum(self) -> str:
-        """Returns the CRC-32 of the split's document lengths. Reads them."""
-        start, stop = self.run
-        if isinstance(self.dataset, IndexedDataset) and (start, stop) == (0, self.dataset.index.sequence_count):
-            return self.dataset.index.checksum_lengths()
-        return checksum_lengths(self.dataset.sequence_lengths[start:stop])
-
-    def __getstate__(self) -> dict[str, Any]:
-        """State with the arguments only; a copy computes the rest again."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
-
-    def __len__(self) -> int:
-        """Samples in the order."""
-        return self.samples_per_epoch if self.num_samples is None else self.num_samples
-
-    def stored(self, position: int) -> int:
-        """Returns the number in the file of the sample at a position in `[-len, len)`.
-
-        A `StoredSample` is returned as it is.
-        """
-        if isinstance(position, StoredSample):
-            if not 0 <= position < self.samples_per_epoch:
-                raise IndexError(f"a stored sample must be in [0, {self.samples_per_epoch}), found {int(position)}")
-            return int(position)
-        wanted = position + len(self) if position < 0 else position
-        if not 0 <= wanted < len(self):
-            raise IndexError(f"a sample must be in [-{len(self)}, {len(self)}), found {position}")
-        return int(self.order.locate([wanted])[1][0])
-
-    @cached_property
-    def prefetched(self) -> PrefetchedOrder:
-        """The order, with prefetch for sequential access."""
-        return PrefetchedOrder(self.order)
 
     @property
     def origin_byte(self) -> int:
@@ -224,17 +153,9 @@ class InstantSamples:
         start, stop = self.run
         return int(self.dataset.index.sequence_pointers[start]) if start < stop else 0
 
-    def can_give(self, num_samples: int) -> bool:
-        """True if there are at least `num_samples` samples."""
-        return num_samples <= len(self)
-
     def layout(self) -> SampleLayout:
         """Returns the stretches of the files; visits if the split repeats its tokens."""
         return self.repeated if self.repeats else Stretches(self.samples_per_epoch, self.origin_byte)
-
-    def locate(self, positions: npt.NDArray[np.int64]) -> SampleLocations:
-        """Returns dataset 0 and the number in the file of the sample at each position."""
-        return self.prefetched.locate(positions) if len(positions) else (np.zeros(0, dtype=np.int32), positions)
 
     def read(self, position: int, *, padding: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Returns the tokens of the sample at a position, and the documents of its pieces."""
