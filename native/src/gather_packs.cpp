@@ -57,6 +57,33 @@ std::optional<Trained> trained_of(const SampleSource& source, const TokenFiles& 
   return Trained{{runs, static_cast<std::size_t>(stop - first)}, piece.start + 1, false};
 }
 
+// Calls call(start, stop) for each run of trained tokens of a document, as far as it lies in [first, first + count).
+template <typename Call>
+void for_each_run(const Trained& trained, std::int64_t first, std::int64_t count, const Call& call) {
+  const std::int64_t last = first + count;
+  auto run = std::partition_point(trained.runs.begin(), trained.runs.end(), [first](const Run& one) {
+    return static_cast<std::int64_t>(one.start) + one.count <= first;
+  });
+  for (; run != trained.runs.end() && run->start < last; ++run) {
+    const std::int64_t start = std::max<std::int64_t>(run->start, first);
+    call(start, std::clamp(std::int64_t{run->start} + run->count, start, last));
+  }
+}
+
+// Number of trained labels that are the tokens [first, first + count) of a document.
+std::int64_t count_trained(const Trained& trained, std::int64_t first, std::int64_t count) {
+  if (trained.is_whole) {
+    return count;
+  }
+  std::int64_t found = 0;
+  std::int64_t end = first;  // of the runs before: runs of a damaged file may overlap
+  for_each_run(trained, first, count, [&](std::int64_t start, std::int64_t stop) {
+    found += std::max<std::int64_t>(stop - std::max(start, end), 0);
+    end = std::max(end, stop);
+  });
+  return found;
+}
+
 struct PackSpans {
   SampleSpans spans;
   std::vector<Trained> trained;
@@ -69,19 +96,23 @@ class PackWriter {
 
   void write(std::size_t sample, std::int64_t dtype, const PackSpans& plan) const {
     const auto row = static_cast<std::int64_t>(sample);
-    Borders borders{rows_.cu_seqlens + row * shape_.borders, rows_.cu_seqlens_padded + row * shape_.borders};
+    const std::int64_t border = row * shape_.borders;
+    Borders borders{rows_.cu_seqlens + border, rows_.cu_seqlens_padded + border, rows_.cu_trained_tokens + border};
     const std::int64_t start = row * (shape_.length / shape_.context_size);
     for (std::size_t piece = 0; piece < plan.spans.spans.size(); ++piece) {
       const Span& span = plan.spans.spans[piece];
       const std::int64_t segment = padded(span.count - 1, shape_);
       write_segment(start + borders.stop / shape_.context_size, dtype, span, plan.trained[piece], segment);
-      borders.add(span.count - 1, segment);
+      const Trained& labels = plan.trained[piece];
+      borders.add(span.count - 1, segment, count_trained(labels, labels.first_label, span.count - 1));
     }
     rows_.max_seqlen[sample] = borders.longest;
+    rows_.num_trained_tokens[sample] = borders.trained_tokens;
+    rows_.num_documents[sample] = borders.documents;
     const std::int64_t rest = shape_.length - borders.stop;
     if (rest > 0) {
       write_segment(start + borders.stop / shape_.context_size, dtype, {nullptr, 1}, {{}, 1, true}, rest);
-      borders.add(0, rest);
+      borders.add(0, rest, 0);
     }
     borders.fill(shape_.borders);
   }
@@ -90,22 +121,29 @@ class PackWriter {
   struct Borders {
     std::int32_t* logical;
     std::int32_t* padded;
+    std::int32_t* trained;
     std::int64_t count = 0;
     std::int64_t places = 0;
     std::int64_t stop = 0;
     std::int32_t longest = 0;
+    std::int64_t trained_tokens = 0;
+    std::int64_t documents = 0;
 
-    void add(std::int64_t more, std::int64_t segment) {
+    void add(std::int64_t more, std::int64_t segment, std::int64_t more_trained) {
       logical[count] = static_cast<std::int32_t>(places);
+      trained[count] = static_cast<std::int32_t>(trained_tokens);
       padded[count++] = static_cast<std::int32_t>(stop);
       places += more;
       stop += segment;
+      trained_tokens += more_trained;
+      documents += more_trained > 0 ? 1 : 0;
       longest = more > 0 ? std::max(longest, static_cast<std::int32_t>(segment)) : longest;
     }
 
     void fill(std::int64_t size) {
       std::fill(logical + count, logical + size, static_cast<std::int32_t>(places));
       std::fill(padded + count, padded + size, static_cast<std::int32_t>(stop));
+      std::fill(trained + count, trained + size, static_cast<std::int32_t>(trained_tokens));
     }
   };
 
@@ -152,14 +190,9 @@ class PackWriter {
       return loops_.keep_all(static_cast<std::size_t>(count), mask);
     }
     std::fill_n(mask, count, 0.0F);
-    auto run = std::partition_point(trained.runs.begin(), trained.runs.end(), [first](const Run& one) {
-      return static_cast<std::int64_t>(one.start) + one.count <= first;
+    for_each_run(trained, first, count, [&](std::int64_t start, std::int64_t stop) {
+      std::fill(mask + (start - first), mask + (stop - first), 1.0F);
     });
-    for (; run != trained.runs.end() && run->start < first + count; ++run) {
-      const std::int64_t begin = std::max<std::int64_t>(run->start - first, 0);
-      const std::int64_t end = std::min<std::int64_t>(std::int64_t{run->start} + run->count - first, count);
-      std::fill(mask + begin, mask + std::max(begin, end), 1.0F);
-    }
   }
 
   // Fills places with padding, but for their positions.

@@ -2480,9 +2480,19 @@ void test_packs_of_lies(std::size_t rounds) {
     std::vector<std::int64_t> ids(places), labels(places), positions(places);
     std::vector<float> mask(places);
     std::vector<std::uint8_t> padding(places);
-    std::vector<std::int32_t> logical(borders), padded(borders), longest(3);
-    const trackbed::PackedRows rows{ids.data(),     labels.data(),  mask.data(),   positions.data(),
-                                    padding.data(), logical.data(), padded.data(), longest.data()};
+    std::vector<std::int32_t> logical(borders), padded(borders), longest(3), trained_sums(borders);
+    std::vector<std::int64_t> trained_tokens(3), trained_documents(3);
+    const trackbed::PackedRows rows{ids.data(),
+                                    labels.data(),
+                                    mask.data(),
+                                    positions.data(),
+                                    padding.data(),
+                                    logical.data(),
+                                    padded.data(),
+                                    longest.data(),
+                                    trained_sums.data(),
+                                    trained_tokens.data(),
+                                    trained_documents.data()};
     for (const Isa level : levels()) {
       const trackbed::Gathered found = trackbed::gather_packs({&source, 1}, {{&file, 1}, {}}, {&trained, 1}, datasets,
                                                               pieces, bounds, shape, rows, level, 2, workers, poll);
@@ -2492,6 +2502,9 @@ void test_packs_of_lies(std::size_t rounds) {
       for (std::size_t pack = 0; pack < 3; ++pack) {
         const auto last = pack * 10 + 9;
         check(padded[last] == shape.length && logical[last] <= shape.length, "borders of packs end at their length");
+        check(trained_sums[last] == trained_tokens[pack] && trained_tokens[pack] <= logical[last] &&
+                  trained_documents[pack] <= std::min<std::int64_t>(trained_tokens[pack], 3),
+              "trained labels of packs are at most their places");
       }
     }
   }

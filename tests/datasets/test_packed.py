@@ -3,6 +3,8 @@
 import pickle
 import shutil
 from collections import Counter
+from dataclasses import replace
+from itertools import accumulate, pairwise
 
 import numpy as np
 import pytest
@@ -12,7 +14,9 @@ from hypothesis import strategies as st
 
 from tests.support.files.blends import EOD, build, gpt_config
 from tests.support.files.built_pair import build as build_pair
+from trackbed.datasets import Batch
 from trackbed.errors import ArgumentError, FormatError, PlanError
+from trackbed.kernels import gather_packs
 from trackbed.kernels.reference import pieces_of_document
 from trackbed.tokens import IndexedDataset, IndexedDatasetBuilder
 from trackbed.tokens.trained_tokens import TrainedColumns, runs_of
@@ -20,6 +24,7 @@ from trackbed.tokens.trained_tokens import TrainedColumns, runs_of
 KEYS = [
     *("tokens", "labels", "loss_mask", "position_ids", "padding_mask"),
     *("cu_seqlens", "cu_seqlens_padded", "max_seqlen"),
+    *("cu_trained_tokens", "num_trained_tokens", "num_documents"),
 ]
 
 
@@ -101,7 +106,7 @@ def test_batches_are_those_of_single_samples_and_keep_documents_apart(prefixes, 
         item = data[position]
         for name, value in item.items():
             found, wanted = batch[name][number], torch.as_tensor(value)
-            if name.startswith("cu_seqlens"):  # rows of a batch are filled up with the last border
+            if name.startswith("cu_"):  # rows of a batch are filled up with the last border
                 assert found[len(wanted) :].eq(wanted[-1]).all()
                 found = found[: len(wanted)]
             assert torch.equal(found, wanted), name
@@ -271,3 +276,52 @@ def test_a_damaged_mask_is_refused_where_it_is_read(masked, tmp_path):
     (tmp_path / "p.mask").write_bytes(raw)
     with pytest.raises(FormatError, match="must have runs in"):
         data.gather(range(60), num_threads=1)
+
+
+def counts_of(item):
+    """Counts of a pack, by its loss mask and its borders."""
+    ends = item["cu_seqlens_padded"].tolist()
+    trained = [int(item["loss_mask"][start:stop].sum()) for start, stop in pairwise(ends)]
+    return {
+        "cu_trained_tokens": list(accumulate([0, *trained])),
+        "num_trained_tokens": sum(trained),
+        "num_documents": sum(own > 0 for own in trained),
+    }
+
+
+@pytest.mark.parametrize("long", ["split", "cut"])
+def test_counts_are_those_of_the_loss_mask(masked, long):
+    data = packed(None, masked[:1], sequence_length=64, pack_long=long, pack_multiple=4)
+    batch = data.gather(range(60), num_threads=1)
+    seen = set()
+    for position in range(60):
+        item = data[position]
+        wanted = counts_of(item)
+        assert {name: item[name].tolist() for name in wanted} == wanted
+        for name, one in wanted.items():
+            found = batch[name][position].tolist()
+            if name == "cu_trained_tokens":  # filled up with the last one
+                found, rest = found[: len(one)], found[len(one) :]
+                assert set(rest) <= {one[-1]}
+            assert found == one, name
+        seen.add(wanted["num_documents"])
+    assert len(seen) > 2
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_a_rank_of_a_context_has_the_counts_of_the_whole_pack(masked, size):
+    data = packed(None, masked[:1], sequence_length=64, pack_multiple=8)
+    whole = data.gather(range(20), num_threads=1)
+    form = data._batch_reader()._form
+    datasets, positions = data._draw(np.arange(20))
+    pieces, firsts = form._members[0].find(positions)
+    reader = data._batch_reader()
+    for rank in range(size):
+        shape = replace(form._shape, context_rank=rank, context_size=size)
+        spec = replace(form.spec, length=shape.own_length)
+        part = Batch.empty(spec, 20)
+        found = gather_packs(reader._sources.table, datasets, pieces, firsts, part.arrays, shape)
+        assert found.is_whole
+        for name in ("cu_seqlens", "cu_seqlens_padded", "max_seqlen", *KEYS[-3:]):
+            assert torch.equal(part[name], whole[name]), name
+        assert part["loss_mask"].sum() < whole["loss_mask"].sum()

@@ -22,7 +22,7 @@ def long_pair(tmp_path_factory):
 def thd_of(data, positions, texts, multiple, length):
     """The batch of Megatron Core, piece by piece."""
     found = {name: [] for name in ("tokens", "labels", "position_ids", "loss_mask", "padding_mask")}
-    logical, padded, longest = [0], [0], 0
+    logical, padded, trained, longest = [0], [0], [0], 0
 
     def add(text, places):
         own = len(text) - 1
@@ -34,6 +34,7 @@ def thd_of(data, positions, texts, multiple, length):
         found["position_ids"].append(np.arange(places))
         logical.append(logical[-1] + own)
         padded.append(padded[-1] + places)
+        trained.append(trained[-1] + own)
 
     for position in positions:
         room = length
@@ -45,8 +46,15 @@ def thd_of(data, positions, texts, multiple, length):
         if room:
             add(np.zeros(1, dtype=np.int64), room)
     batch = {name: torch.from_numpy(np.concatenate(parts))[None] for name, parts in found.items()}
-    borders = {"cu_seqlens": logical, "cu_seqlens_padded": padded, "max_seqlen": [longest]}
-    return batch | {name: torch.tensor(values, dtype=torch.int32) for name, values in borders.items()}
+    borders = {
+        "cu_seqlens": logical,
+        "cu_seqlens_padded": padded,
+        "max_seqlen": [longest],
+        "cu_trained_tokens": trained,
+    }
+    counts = {"num_trained_tokens": trained[-1:], "num_documents": [np.count_nonzero(np.diff(trained))]}
+    batch |= {name: torch.tensor(values, dtype=torch.int32) for name, values in borders.items()}
+    return batch | {name: torch.tensor(values) for name, values in counts.items()}
 
 
 def slice_of(batch, rank, size):
@@ -85,6 +93,9 @@ def test_batches_and_their_slices_are_those_of_a_plain_reference(long_pair, leng
         "cu_seqlens",
         "cu_seqlens_padded",
         "max_seqlen",
+        "cu_trained_tokens",
+        "num_trained_tokens",
+        "num_documents",
     )
     for number, batch in enumerate(BatchLoader(data, batch_size=4, layout="thd", rank=0, num_ranks=1)):
         wanted = thd_of(data, range(4 * number, 4 * number + 4), texts, multiple, length)

@@ -32,7 +32,7 @@ struct TrainedRuns {
 // A batch of B packs, in 64-bit words. Each piece is a segment of the pack, padded to a multiple of places; the rest of
 // the pack is one more segment, without a place of its own. With several ranks in a context, each segment is cut into
 // 2 * context_size equal parts, of which a rank has the one of its number and the one as far from the end, and rows
-// have S / context_size places; borders stay those of the whole pack.
+// have S / context_size places; borders and counts stay those of the whole pack.
 struct PackedRows {
   std::int64_t* tokens;             // [B, S]; 0 in padding, as are labels
   std::int64_t* labels;             // [B, S]
@@ -42,6 +42,9 @@ struct PackedRows {
   std::int32_t* cu_seqlens;         // [B, borders]: 0, and the sum of places up to each segment's end, then the last
   std::int32_t* cu_seqlens_padded;  // [B, borders]: 0, the end of each segment, then S
   std::int32_t* max_seqlen;         // [B], padded length of the longest piece
+  std::int32_t* cu_trained_tokens;  // [B, borders]: 0, and the sum of trained labels up to each segment's end, the last
+  std::int64_t* num_trained_tokens;  // [B], trained labels of the whole pack
+  std::int64_t* num_documents;       // [B], pieces with a trained label
 };
 
 // Gathers packs: sample i has pieces[firsts[i], firsts[i + 1]) of source datasets[i]. What is refused, absent or

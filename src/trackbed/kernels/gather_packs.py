@@ -18,7 +18,7 @@ from trackbed.kernels.isa import chosen_level
 from trackbed.kernels.workers import workers
 
 _PLACES_PER_THREAD: Final = 1 << 13
-_NO_ROWS: Final = np.zeros(8, dtype=np.uint64)
+_NO_ROWS: Final = np.zeros(11, dtype=np.uint64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,8 @@ class PackedBatchArrays:
 
     Args:
         arrays: `tokens`, `labels` and `position_ids`, `[B, S]` int64; `loss_mask`, `[B, S]` float32; `padding_mask`,
-            `[B, S]` bool; `cu_seqlens` and `cu_seqlens_padded`, `[B, M]` int32; `max_seqlen`, `[B]` int32.
+            `[B, S]` bool; `cu_seqlens`, `cu_seqlens_padded` and `cu_trained_tokens`, `[B, M]` int32; `max_seqlen`, `[B]`
+            int32; `num_trained_tokens` and `num_documents`, `[B]` int64.
 
     Raises:
         ArgumentError: an array is missing, has another type or shape, or is not writable and contiguous.
@@ -91,6 +92,9 @@ class PackedBatchArrays:
             "cu_seqlens": borders,
             "cu_seqlens_padded": borders,
             "max_seqlen": (np.int32,),
+            "cu_trained_tokens": borders,
+            "num_trained_tokens": (np.int64,),
+            "num_documents": (np.int64,),
         }
         self.words = np.array(output_addresses(arrays, self.size, wanted), dtype=np.uint64)
 

@@ -22,9 +22,11 @@ _ENDS: Final = (
 )
 """Borders of segments, in all layouts; those of a batch with padding first."""
 _LONGEST: Final = ("max_seqlen", "max_seqlen_q", "max_seqlen_kv", "max_q", "max_k")
+_COUNTS: Final = ("cu_trained_tokens", "num_trained_tokens", "num_documents")
+"""Counts of the whole batch, which all ranks that share it need."""
 _FIRST: Final = ("tokens", "position_ids")
 _LAST: Final = ("labels", "loss_mask")
-_EVERY: Final = (_MASK, *_ENDS, *_LONGEST, "padding_mask", "dataset_id")
+_EVERY: Final = (_MASK, *_ENDS, *_LONGEST, *_COUNTS, "padding_mask", "dataset_id")
 
 
 def slice_for_context(batch: Mapping[str, torch.Tensor], rank: int, size: int) -> dict[str, torch.Tensor]:
@@ -33,7 +35,7 @@ def slice_for_context(batch: Mapping[str, torch.Tensor], rank: int, size: int) -
     Samples are cut into 2 x size equal parts, of which the rank has the rank-th one and the one that is as far from the
     end: with causal attention all ranks then have the same work. As `get_batch_on_this_cp_rank` of Megatron Core. Of
     packs end to end, as `BatchLoader` with a `layout` returns them, each segment is cut in this way, as by
-    TransformerEngine's `thd_get_partitioned_indices`; their borders stay those of the whole batch.
+    TransformerEngine's `thd_get_partitioned_indices`; their borders and counts stay those of the whole batch.
 
     Args:
         batch: tensors by name: `[B, S, ...]`, which are cut in their second axis, an `attention_mask` `[B, 1, S, S]`,
@@ -59,7 +61,7 @@ def slice_for_context(batch: Mapping[str, torch.Tensor], rank: int, size: int) -
     if named is None:
         return {name: _cut(name, tensor, rank, size) for name, tensor in batch.items()}
     borders = batch[named].reshape(-1)
-    others = (*_ENDS, *_LONGEST, "dataset_id")
+    others = (*_ENDS, *_LONGEST, *_COUNTS, "dataset_id")
     length = int(borders[-1]) if len(borders) else 0
     wrong = [name for name, one in batch.items() if name not in others and tuple(one.shape[:2]) != (1, length)]
     if wrong:

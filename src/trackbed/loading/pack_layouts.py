@@ -18,7 +18,7 @@ LAYOUTS: Final[tuple[LayoutName, ...]] = get_args(LayoutName)
 _PLACES: Final = ("tokens", "labels", "loss_mask", "position_ids", "padding_mask")
 _HIGHEST: Final = int(np.iinfo(np.int32).max)
 
-Borders = tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]
+Borders = tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.int32]]
 
 
 def layout_of(name: str, *, pads_borders: bool) -> Callable[[Batch], Batch]:
@@ -43,32 +43,30 @@ def as_thd(batch: Mapping[str, torch.Tensor], *, pads_borders: bool = False) -> 
 
     `tokens`, `labels` and `position_ids` int64, `loss_mask` float32 and `padding_mask` bool, `[1, T]`; `cu_seqlens` and
     `cu_seqlens_padded` int32 `[n + 1]`, of which the second has where segments lie, and the first their places without
-    padding; `max_seqlen` int32 `[1]`, the padded length of the longest document; and of a blend `dataset_id` `[B]`.
+    padding; `max_seqlen` int32 `[1]`, the padded length of the longest document; `cu_trained_tokens` int32 `[n + 1]`,
+    the trained labels before each border; `num_trained_tokens` and `num_documents`, int64 `[1]`, the number of trained
+    labels, and that of the documents with any; and of a blend `dataset_id` `[B]`.
 
     Args:
         batch: rows of packs, as `gather` of a dataset in the order "packed" returns them.
         pads_borders: True for as many borders in each batch, of which the last one is repeated.
     """
-    logical, padded = borders_of(batch, pads_borders=pads_borders)
-    return Batch(
-        {
-            **_flat(batch),
-            "cu_seqlens": torch.from_numpy(logical),
-            "cu_seqlens_padded": torch.from_numpy(padded),
-            "max_seqlen": _longest(batch).reshape(1),
-        }
-    )
+    logical, padded, trained = map(torch.from_numpy, borders_of(batch, pads_borders=pads_borders))
+    longest = _longest(batch).reshape(1)
+    found = {**_flat(batch), "cu_seqlens": logical, "cu_seqlens_padded": padded, "max_seqlen": longest}
+    return Batch({**found, "cu_trained_tokens": trained, **_counts(batch)})
 
 
 def as_torch(batch: Mapping[str, torch.Tensor], *, pads_borders: bool = False) -> Batch:
     """Returns a batch of packs end to end with the names of torch's attention over varying lengths.
 
     As `as_thd`, but with `cu_seq_q` and `cu_seq_k` int32 `[n + 1]`, where segments lie, and `max_q` and `max_k`, int64
-    of no axis, the length of the longest segment.
+    of no axis, the length of the longest segment. Counts are as in `as_thd`.
     """
-    _, padded = borders_of(batch, pads_borders=pads_borders)
+    _, padded, trained = borders_of(batch, pads_borders=pads_borders)
     cu_seq, longest = torch.from_numpy(padded), torch.tensor(int(np.diff(padded).max(initial=0)))
-    return Batch({**_flat(batch), "cu_seq_q": cu_seq, "cu_seq_k": cu_seq, "max_q": longest, "max_k": longest})
+    found = {**_flat(batch), "cu_seq_q": cu_seq, "cu_seq_k": cu_seq, "max_q": longest, "max_k": longest}
+    return Batch({**found, "cu_trained_tokens": torch.from_numpy(trained), **_counts(batch)})
 
 
 def as_bridge(batch: Mapping[str, torch.Tensor], *, pads_borders: bool = False) -> Batch:
@@ -76,51 +74,58 @@ def as_bridge(batch: Mapping[str, torch.Tensor], *, pads_borders: bool = False) 
 
     `tokens`, `labels`, `position_ids`, `loss_mask` and `padding_mask` `[1, S]`; `cu_seqlens_q` and `cu_seqlens_kv`
     int32 `[1, n + 1]`, and with padding of documents `cu_seqlens_q_padded` and `cu_seqlens_kv_padded`; `max_seqlen_q`
-    and `max_seqlen_kv` int32 `[1, 1]`.
+    and `max_seqlen_kv` int32 `[1, 1]`; `cu_trained_tokens` int32 `[1, n + 1]`, and the other counts as in `as_thd`.
 
     Raises:
         ArgumentError: the batch has several packs.
     """
     if len(batch["tokens"]) != 1:
         raise ArgumentError(f"a batch in Megatron-Bridge's layout must have 1 pack, found {len(batch['tokens'])}")
-    logical, padded = (torch.from_numpy(one)[None] for one in borders_of(batch, pads_borders=pads_borders))
+    logical, padded, trained = (torch.from_numpy(one)[None] for one in borders_of(batch, pads_borders=pads_borders))
     longest = _longest(batch).reshape(1, 1)
     found = {**_flat(batch), "cu_seqlens_q": logical, "cu_seqlens_kv": logical}
     if not torch.equal(logical, padded):
         found |= {"cu_seqlens_q_padded": padded, "cu_seqlens_kv_padded": padded}
-    return Batch({**found, "max_seqlen_q": longest, "max_seqlen_kv": longest})
+    found |= {"max_seqlen_q": longest, "max_seqlen_kv": longest}
+    return Batch({**found, "cu_trained_tokens": trained, **_counts(batch)})
 
 
 def borders_of(batch: Mapping[str, torch.Tensor], *, pads_borders: bool) -> Borders:
-    """Returns the borders of all packs, one after the other: sums of places, and where segments lie.
+    """Returns the borders of all packs, one after the other, in places, in padded places and in trained labels.
 
     Raises:
         ArgumentError: T is too large for int32.
 
     >>> rows = {"tokens": torch.zeros((2, 4)), "cu_seqlens": torch.tensor([[0, 3, 3], [0, 2, 4]], dtype=torch.int32)}
     >>> rows["cu_seqlens_padded"] = torch.tensor([[0, 3, 4], [0, 2, 4]], dtype=torch.int32)
+    >>> rows["cu_trained_tokens"] = torch.tensor([[0, 1, 1], [0, 0, 2]], dtype=torch.int32)
     >>> [one.tolist() for one in borders_of(rows, pads_borders=False)]
-    [[0, 3, 3, 5, 7], [0, 3, 4, 6, 8]]
+    [[0, 3, 3, 5, 7], [0, 3, 4, 6, 8], [0, 1, 1, 1, 3]]
     """
     logical, padded = batch["cu_seqlens"].numpy(), batch["cu_seqlens_padded"].numpy()
+    trained = batch["cu_trained_tokens"].numpy()
     size, length = batch["tokens"].shape
     if size * length > _HIGHEST:
         raise ArgumentError(f"a batch must have at most {_HIGHEST} places for borders of int32, found {size * length}")
     is_end = padded[:, 1:] > padded[:, :-1]
-    before = np.concatenate([[0], np.cumsum(logical[:, -1], dtype=np.int64)[:-1]]) if size else np.zeros(0)
-    starts = np.arange(size, dtype=np.int64) * length
     num_ends = int(np.count_nonzero(is_end))
-    found = np.zeros((2, 1 + (is_end.size if pads_borders else num_ends)), dtype=np.int32)
-    for row, ends, start in ((found[0], logical[:, 1:], before), (found[1], padded[:, 1:], starts)):
-        row[1 : num_ends + 1] = (ends + start[:, None])[is_end]
+    found = np.zeros((3, 1 + (is_end.size if pads_borders else num_ends)), dtype=np.int32)
+    for row, borders in zip(found, (logical, padded, trained), strict=True):
+        before = np.cumsum(borders[:, -1:], axis=0, dtype=np.int64) - borders[:, -1:]
+        row[1 : num_ends + 1] = (borders[:, 1:] + before)[is_end]
         row[num_ends + 1 :] = row[num_ends]
-    return found[0], found[1]
+    return found[0], found[1], found[2]
 
 
 def _flat(batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The places of all packs end to end, and what else is of each pack."""
     flat = {name: batch[name].reshape(1, -1) for name in _PLACES}
     return {**({"dataset_id": batch["dataset_id"]} if "dataset_id" in batch else {}), **flat}
+
+
+def _counts(batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Trained labels, and documents with any, of all packs."""
+    return {name: batch[name].sum().reshape(1) for name in ("num_trained_tokens", "num_documents")}
 
 
 def _longest(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:

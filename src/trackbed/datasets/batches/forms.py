@@ -135,6 +135,9 @@ class PackedSpec:
             "cu_seqlens": borders,
             "cu_seqlens_padded": borders,
             "max_seqlen": (torch.int32, (size,)),
+            "cu_trained_tokens": borders,
+            "num_trained_tokens": (torch.int64, (size,)),
+            "num_documents": (torch.int64, (size,)),
         }
 
     def memory(self, size: int, arrays: dict[str, npt.NDArray[Any]]) -> PackedBatchArrays:

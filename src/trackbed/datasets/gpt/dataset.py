@@ -336,11 +336,12 @@ class GPTDataset(CachedDataset):
         ]
         shape = {"length": samples.shape.sequence_length, "multiple": samples.shape.multiple}
         trained = [samples.trained_labels(*one) for one in zip(*found, strict=True)]
-        item = {**pack.tensors(texts, trained, **shape), **pack.borders(texts, **shape)}
         if not is_trained:
-            item["loss_mask"] = np.zeros_like(item["loss_mask"])  # sample 0 of a request for none
-        tensors = {name: torch.from_numpy(one) for name, one in item.items()}
-        return {**tensors, "max_seqlen": torch.tensor(pack.longest(texts, multiple=samples.shape.multiple))}
+            trained = [np.zeros_like(one) for one in trained]  # sample 0 of a request for none
+        item = {**pack.tensors(texts, trained, **shape), **pack.borders(texts, **shape)}
+        item["max_seqlen"] = pack.longest(texts, multiple=samples.shape.multiple)
+        item |= pack.counts(trained, num_borders=len(item["cu_seqlens"]))
+        return {name: torch.as_tensor(one) for name, one in item.items()}
 
     def _borders(self, position: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns `cu_seqlens` and `max_seqlen` of a sample."""

@@ -86,3 +86,24 @@ def longest(texts: Texts, *, multiple: int) -> np.int32:
     4
     """
     return np.int32(max((padded(len(text) - 1, multiple) for text in texts), default=0))
+
+
+def counts(trained: Sequence[npt.NDArray[np.bool_]], *, num_borders: int) -> dict[str, npt.NDArray[Any]]:
+    """Returns the number of trained labels of a pack, that of its pieces with any, and the first up to each border.
+
+    Args:
+        trained: True for each label of a piece that has a loss.
+        num_borders: entries of `cu_seqlens`.
+
+    >>> found = counts([np.array([False, True]), np.array([False]), np.array([True])], num_borders=5)
+    >>> found["cu_trained_tokens"].tolist(), int(found["num_trained_tokens"]), int(found["num_documents"])
+    ([0, 1, 1, 2, 2], 2, 2)
+    """
+    own = np.array([int(one.sum()) for one in trained], dtype=np.int64)
+    sums = np.full(num_borders, own.sum(), dtype=np.int32)
+    sums[: len(own) + 1] = np.cumsum([0, *own])
+    return {
+        "cu_trained_tokens": sums,
+        "num_trained_tokens": own.sum(),
+        "num_documents": np.int64(np.count_nonzero(own)),
+    }
