@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from trackbed import index as index
     from trackbed import ledger as ledger
     from trackbed import loading as loading
+    from trackbed import losses as losses
     from trackbed import megatron as megatron
     from trackbed import optim as optim
     from trackbed import preprocess as preprocess
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from trackbed.grads import DistributedDataParallelConfig as DistributedDataParallelConfig
     from trackbed.ledger.run import Run as Run
     from trackbed.ledger.run import open_run as open_run
+    from trackbed.loading.balanced_sampler import BalancedSampler as BalancedSampler
     from trackbed.loading.loader import BatchLoader as BatchLoader
     from trackbed.optim import DataParallelOptimizer as DataParallelOptimizer
     from trackbed.optim import StepReport as StepReport
@@ -78,10 +80,11 @@ __getattr__, __dir__, __all__ = lazy_names(
         ),
         "trackbed.grads": "DistributedDataParallel DistributedDataParallelConfig",
         "trackbed.ledger.run": "Run open_run",
+        "trackbed.loading.balanced_sampler": "BalancedSampler",
         "trackbed.loading.loader": "BatchLoader",
         "trackbed.optim": "DataParallelOptimizer StepReport load_sharded_state sharded_state",
     },
     present="__version__",
-    modules="blends builder checkpoint comm datasets errors grads index ledger loading megatron optim preprocess "
-    "tokens",
+    modules="blends builder checkpoint comm datasets errors grads index ledger loading losses megatron optim "
+    "preprocess tokens",
 )

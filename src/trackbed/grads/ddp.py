@@ -10,11 +10,12 @@ import torch
 
 from trackbed.comm import Group
 from trackbed.errors import ArgumentError
-from trackbed.grads.collectives.protocol import AGREED
+from trackbed.grads.collectives.protocol import AGREED, TOKENS
 from trackbed.grads.config import DistributedDataParallelConfig
 from trackbed.grads.engine import GradientEngine
 from trackbed.grads.model_agreement import ProcessGroups
 from trackbed.grads.timeline import BucketObserver
+from trackbed.losses import Batches, StepCounts, exchange_counts
 
 P = ParamSpec("P")
 
@@ -198,6 +199,34 @@ class DistributedDataParallel(torch.nn.Module):
             CollectiveError: another rank failed, or is at another operation.
         """
         return bool(self.engine.exchange(np.array([bool(flag)], dtype=np.int64), AGREED).any())
+
+    def step_counts(self, batches: Batches, *, context_size: int = 1) -> StepCounts:
+        """Collective over the ranks: counts the trained labels and the documents of a training step.
+
+        For `trackbed.losses.token_mean` and `document_mean`. One exchange. Either every rank returns or every rank
+        raises.
+
+        Args:
+            batches: micro-batches of this rank in the step, packs with their counts; may be empty.
+            context_size: ranks that share each sample, whose batches have the counts of the whole sample.
+
+        Raises:
+            ArgumentError: this rank has something else than batches with counts, or `context_size` does not divide the
+                number of ranks, or their sums; or the ranks have several optimizers.
+            CollectiveError: another rank failed, or is at another operation.
+        """
+        engine = self.engine
+        if engine.dense_collectives.size() != engine.ranks.size():
+            raise ArgumentError(
+                "step_counts: num_distributed_optimizer_instances must be 1, found several; use "
+                "trackbed.losses.step_counts with the process group of all data-parallel ranks"
+            )
+        return exchange_counts(
+            batches,
+            lambda own: engine.exchange(own, TOKENS),
+            num_ranks=engine.num_averaged_ranks(),
+            context_size=context_size,
+        )
 
     def wait_for_params(self) -> None:
         """Waits for parameters that are being gathered."""

@@ -125,6 +125,11 @@ class WrappedModel(Owner):
             average_in_collective=self.config.average_in_collective,
         )
 
+    def num_averaged_ranks(self) -> int:
+        """Number of ranks over which gradients are averaged; 1 if they are summed."""
+        is_summed = self._scaling_factors().dense == 1.0 and not self.config.average_in_collective
+        return 1 if is_summed else self.ranks.size()
+
     def _shards(self) -> tuple[Any, Any]:
         """Process groups over which buffers are divided: for dense parameters, and for the experts'."""
         return self.ranks, self.expert_ranks

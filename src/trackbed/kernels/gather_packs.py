@@ -70,8 +70,8 @@ class PackedBatchArrays:
 
     Args:
         arrays: `tokens`, `labels` and `position_ids`, `[B, S]` int64; `loss_mask`, `[B, S]` float32; `padding_mask`,
-            `[B, S]` bool; `cu_seqlens`, `cu_seqlens_padded` and `cu_trained_tokens`, `[B, M]` int32; `max_seqlen`, `[B]`
-            int32; `num_trained_tokens` and `num_documents`, `[B]` int64.
+            `[B, S]` bool; `cu_seqlens`, `cu_seqlens_padded` and `cu_trained_tokens`, `[B, M]` int32; `max_seqlen`,
+            `[B]` int32; `num_trained_tokens` and `num_documents`, `[B]` int64.
 
     Raises:
         ArgumentError: an array is missing, has another type or shape, or is not writable and contiguous.

@@ -338,7 +338,7 @@ class GPTDataset(CachedDataset):
         trained = [samples.trained_labels(*one) for one in zip(*found, strict=True)]
         if not is_trained:
             trained = [np.zeros_like(one) for one in trained]  # sample 0 of a request for none
-        item = {**pack.tensors(texts, trained, **shape), **pack.borders(texts, **shape)}
+        item: dict[str, Any] = {**pack.tensors(texts, trained, **shape), **pack.borders(texts, **shape)}
         item["max_seqlen"] = pack.longest(texts, multiple=samples.shape.multiple)
         item |= pack.counts(trained, num_borders=len(item["cu_seqlens"]))
         return {name: torch.as_tensor(one) for name, one in item.items()}
