@@ -27,6 +27,7 @@
 #include "trackbed/legacy_shuffle.hpp"
 #include "trackbed/narrow.hpp"
 #include "trackbed/numpy_random.hpp"
+#include "trackbed/pack_balance.hpp"
 #include "trackbed/packing.hpp"
 #include "trackbed/permutation.hpp"
 #include "trackbed/sample_index.hpp"
@@ -227,6 +228,22 @@ std::tuple<nb::object, nb::object> find_packs(Words nodes, Words leaves, Words f
     }
   }
   return {words_of<std::int64_t>(std::move(pieces)), words_of<std::int64_t>(std::move(firsts))};
+}
+
+void leaf_costs(Words nodes, Words leaves, std::uint64_t multiple, std::uint64_t linear, Array<std::int64_t> costs) {
+  const nb::gil_scoped_release no_gil;
+  trackbed::leaf_costs(structures_of<const trackbed::PackNode>(nodes), structures_of<const trackbed::PackLeaf>(leaves),
+                       multiple, linear, span_of(costs));
+}
+
+void find_costs(Words first_packs, Array<const std::int64_t> leaf_costs, Words packs, Array<std::int64_t> costs) {
+  const nb::gil_scoped_release no_gil;
+  trackbed::find_costs(span_of(first_packs), span_of(leaf_costs), span_of(packs), span_of(costs));
+}
+
+void deal_packs(Array<const std::int64_t> costs, std::size_t num_ranks, Array<std::int64_t> dealt) {
+  const nb::gil_scoped_release no_gil;
+  trackbed::deal_packs(span_of(costs), num_ranks, span_of(dealt));
 }
 
 void instant_locate(Words nodes, Array<const std::int64_t> first_samples, Array<const std::int64_t> first_nodes,
@@ -526,6 +543,9 @@ NB_MODULE(_native, m) {
   m.def("count_items", &count_items);
   m.def("sort_items", &sort_items);
   m.def("find_packs", &find_packs);
+  m.def("leaf_costs", &leaf_costs);
+  m.def("find_costs", &find_costs);
+  m.def("deal_packs", &deal_packs);
   m.def("new_workers", &new_workers);
   m.def("gather", &gather, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(),
         nb::arg(), nb::arg(), poll);

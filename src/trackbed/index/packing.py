@@ -152,8 +152,26 @@ class Packs:
         secrets = np.asarray(keys, dtype=np.uint64).reshape(-1)
         if len(numbers) and not (int(numbers.min()) >= 0 and int(numbers.max()) < len(self)):
             raise ArgumentError(f"packs must be in [0, {len(self)}), found {numbers.min()} to {numbers.max()}")
-        windows = np.searchsorted(self._first_packs, numbers, side="right") - 1
-        return find_by_group(windows, lambda one, places: self._find_in(one, numbers[places], secrets[places]))
+        return find_by_group(
+            self.windows_of(numbers), lambda one, places: self._find_in(one, numbers[places], secrets[places])
+        )
+
+    def windows_of(self, packs: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """`[B]` window of each of `[B]` packs in `[0, P)`."""
+        return np.searchsorted(self._first_packs, packs, side="right") - 1
+
+    def first_pack(self, window: int) -> int:
+        """First pack of a window."""
+        return int(self._first_packs[window])
+
+    def plan_of(self, window: int) -> PackPlan:
+        """Returns the plan of a window, whose packs are numbered from 0 on."""
+        with self._lock:
+            kept = self._kept.get(window)
+        if kept is not None:
+            return kept.plan
+        lengths = self.lengths[window * self._width : (window + 1) * self._width]
+        return plan_packs(count_items(lengths, self.shape), self.most_documents)
 
     def _find_in(
         self, number: int, packs: npt.NDArray[np.int64], keys: npt.NDArray[np.uint64]

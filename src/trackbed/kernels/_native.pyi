@@ -243,6 +243,22 @@ def find_packs(
     keys: npt.NDArray[np.uint64],
     /,
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]: ...
+def leaf_costs(
+    nodes: npt.NDArray[np.uint64],
+    leaves: npt.NDArray[np.uint64],
+    multiple: int,
+    linear: int,
+    costs: npt.NDArray[np.int64],
+    /,
+) -> None: ...
+def find_costs(
+    first_packs: npt.NDArray[np.uint64],
+    leaf_costs: npt.NDArray[np.int64],
+    packs: npt.NDArray[np.uint64],
+    costs: npt.NDArray[np.int64],
+    /,
+) -> None: ...
+def deal_packs(costs: npt.NDArray[np.int64], num_ranks: int, dealt: npt.NDArray[np.int64], /) -> None: ...
 def gather_packs(
     workers: object,
     sources: npt.NDArray[np.uint64],

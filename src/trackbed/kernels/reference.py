@@ -474,6 +474,21 @@ def best_fit_decreasing(lengths: Sequence[int], capacity: int, most_items: int |
     return packs
 
 
+def deal_packs(costs: Sequence[int], num_ranks: int) -> list[list[int]]:
+    """Packs of each rank, one of each round: of `num_ranks` neighbours the heaviest for the rank with the least so far.
+
+    >>> deal_packs([1, 9, 4, 7], 2)
+    [[1, 0], [3, 2]]
+    """
+    order = sorted(range(len(costs)), key=lambda number: (-costs[number], number))
+    ranks: list[list[int]] = [[] for _ in range(num_ranks)]
+    for first in range(0, len(order), num_ranks):
+        least = sorted(range(num_ranks), key=lambda rank: (sum(costs[number] for number in ranks[rank]), rank))
+        for rank, number in zip(least, order[first : first + num_ranks], strict=True):
+            ranks[rank].append(number)
+    return ranks
+
+
 def pieces_of_document(num_tokens: int, sequence_length: int, long_documents: str) -> list[tuple[int, int]]:
     """First input of each piece of a document, and one after the last one.
 

@@ -182,7 +182,7 @@ class BatchStream:
         self.close()
         if not isinstance(self.sampler, MegatronPretrainingSampler):
             raise ArgumentError(f"the data of a {type(self.sampler).__name__} cannot be changed")
-        self.sampler.read_from(len(dataset), getattr(dataset, "fingerprint", None))
+        self.sampler.read_from(dataset)
         self.dataset = dataset
         num_datasets = len(dataset.datasets) if isinstance(dataset, BlendedDataset) else 1
         tokens = np.zeros(max(num_datasets, len(self._counters.tokens)), dtype=np.int64)

@@ -1,7 +1,7 @@
 """Loader of this rank's batches: `trackbed.BatchLoader`."""
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, islice, repeat
 from types import NoneType
 from typing import Any
@@ -16,6 +16,7 @@ from trackbed.datasets.blend.dataset import SplitDataset
 from trackbed.datasets.config import COMPUTED
 from trackbed.errors import ArgumentError
 from trackbed.kernels.integers import check_at_least
+from trackbed.loading.balanced_sampler import BalancedSampler
 from trackbed.loading.batch_stream import BatchStream
 from trackbed.loading.pack_layouts import LayoutName
 from trackbed.loading.samplers import Passes
@@ -66,6 +67,12 @@ class BatchLoader(BatchStream):
             `cu_seq_q`, `cu_seq_k`, `max_q` and `max_k`; "bridge" with the names of Megatron-Bridge, for a batch of one
             pack; None for rows `[B, S]`.
         pad_borders: True for as many borders of documents in each batch, as CUDA graphs need them.
+        balanced: of a dataset in the order "packed", True to give all ranks the same work in each global batch, in the
+            place of `shuffle_ranks`: see `trackbed.BalancedSampler`. Needs `global_batch_size` and `hidden_size`, and
+            drops the samples at the end that do not fill a global batch.
+        global_batch_size: with `balanced`, samples that all ranks read between two updates of the model, a multiple of
+            `batch_size * num_ranks`.
+        hidden_size: with `balanced`, width of the model, which decides what a long document costs.
 
     Attributes:
         rank: number of this process among those that read different samples.
@@ -92,6 +99,9 @@ class BatchLoader(BatchStream):
         skip: Iterable[Sequence[int]] = (),
         layout: LayoutName | None = None,
         pad_borders: bool = False,
+        balanced: bool = False,
+        global_batch_size: int | None = None,
+        hidden_size: int | None = None,
     ) -> None:
         rank, size = _place() if rank is None and num_ranks is None else _given_place(rank, num_ranks)
         check_split(dataset)
@@ -101,11 +111,18 @@ class BatchLoader(BatchStream):
             raise ArgumentError(f"drop_last must be True or False, found {drop_last!r}")
         if not isinstance(shuffle_ranks, (bool, np.bool_, NoneType)):
             raise ArgumentError(f"shuffle_ranks must be True, False or None, found {shuffle_ranks!r}")
+        balance = _balance(balanced, global_batch_size, hidden_size)
+        if balance is not None and (shuffle_ranks or not drop_last):
+            raise ArgumentError(
+                "balanced=True takes the place of shuffle_ranks and needs drop_last, found "
+                f"shuffle_ranks={shuffle_ranks} and drop_last={drop_last}"
+            )
         config = getattr(dataset, "config", None)
         shuffles = getattr(config, "order", None) in COMPUTED if shuffle_ranks is None else bool(shuffle_ranks)
         self.rank = rank
         self.num_ranks = size
         self._step = batch_size * size
+        self._whole = self._step if balance is None else balance["global_batch_size"]
         self._drop_last = drop_last
         self._skipped = Skipped(skip)
         skip = self._skipped.ranges()
@@ -113,21 +130,37 @@ class BatchLoader(BatchStream):
         if not num_kept:
             left_out = " that is not left out" if len(dataset) else ""
             raise ArgumentError(f"dataset must have at least 1 sample{left_out}, found none in {dataset!r}")
-        if drop_last and num_kept < self._step:
+        if balance is None and drop_last and num_kept < self._step:
             raise ArgumentError(
                 f"dataset must have at least {number_of(self._step, 'sample')}, one step of {number_of(size, 'rank')} "
                 f"with batch_size {batch_size}, found {num_kept:,}; drop_last=False returns them"
             )
-        sampler = Passes(
-            len(dataset),
-            consumed_samples,
-            batch_size,
-            rank,
-            size,
-            drop_last,
-            fingerprint=getattr(dataset, "fingerprint", None),
-            rank_seed=int(getattr(config, "random_seed", 0)) if shuffles else None,
-            skip=skip,
+        if num_kept < self._whole and balance is not None:
+            raise ArgumentError(
+                f"dataset must have at least {number_of(self._whole, 'sample')}, a global batch, found {num_kept:,}"
+            )
+        sampler = (
+            Passes(
+                len(dataset),
+                consumed_samples,
+                batch_size,
+                rank,
+                size,
+                drop_last,
+                fingerprint=getattr(dataset, "fingerprint", None),
+                rank_seed=int(getattr(config, "random_seed", 0)) if shuffles else None,
+                skip=skip,
+            )
+            if balance is None
+            else BalancedSampler(
+                dataset,
+                micro_batch_size=batch_size,
+                rank=rank,
+                num_ranks=size,
+                consumed_samples=consumed_samples,
+                skip=skip,
+                **balance,
+            )
         )
         super().__init__(
             dataset,
@@ -142,13 +175,14 @@ class BatchLoader(BatchStream):
 
     def __len__(self) -> int:
         """Number of steps of a whole iteration."""
-        return self._num_samples // self._step if self._drop_last else -(-self._num_samples // self._step)
+        whole = self._num_samples // self._whole * (self._whole // self._step)
+        return whole if self._drop_last else -(-self._num_samples // self._step)
 
     def change_data(self, dataset: SplitDataset) -> None:
         """Goes on in another dataset: see `BatchStream.change_data`."""
         num_kept = self._skipped.num_kept(len(dataset))
-        if self._drop_last and num_kept < self._step:
-            raise ArgumentError(f"dataset must have at least {number_of(self._step, 'sample')}, found {num_kept:,}")
+        if self._drop_last and num_kept < self._whole:
+            raise ArgumentError(f"dataset must have at least {number_of(self._whole, 'sample')}, found {num_kept:,}")
         super().change_data(dataset)
         self._num_samples = num_kept
 
@@ -163,7 +197,15 @@ class BatchLoader(BatchStream):
         seed = sampler.rank_seed if isinstance(sampler, Passes) else None
         sizes = {"batch_size": self._step // self.num_ranks, "num_ranks": self.num_ranks}
         sizes |= {"total_samples": len(self.dataset), "drop_last": bool(self._drop_last)}
-        return {**sizes, "rank_seed": seed, "skip": self._skipped.ranges()}
+        return {**sizes, "rank_seed": seed, "skip": self._skipped.ranges(), "balance": self.balance}
+
+    @property
+    def balance(self) -> dict[str, int] | None:
+        """`global_batch_size` and `hidden_size` of a loader with `balanced`; None without."""
+        sampler = self.sampler
+        if not isinstance(sampler, BalancedSampler):
+            return None
+        return {"global_batch_size": sampler.global_batch_size, "hidden_size": sampler.hidden_size}
 
     def __repr__(self) -> str:
         """Says how the samples are divided."""
@@ -182,6 +224,8 @@ def samples_of(
     drop_last: bool,
     rank_seed: int | None,
     skip: Sequence[Sequence[int]],
+    balance: Mapping[str, int] | None = None,
+    dataset: SplitDataset | None = None,
 ) -> list[int]:
     """Returns the positions of the samples that a rank has read in a step, or that all ranks have, in their order.
 
@@ -195,6 +239,11 @@ def samples_of(
         drop_last: see `BatchLoader`.
         rank_seed: see `MegatronPretrainingSampler`.
         skip: pairs of a first and a last position that were left out.
+        balance: `global_batch_size` and `hidden_size` of a loader with `balanced`; None without.
+        dataset: the dataset, which is needed for one rank of such a loader.
+
+    Raises:
+        ArgumentError: an argument is out of range, or there is no `dataset` where one is needed.
 
     >>> division = {"batch_size": 2, "num_ranks": 2, "total_samples": 99, "drop_last": True, "rank_seed": None}
     >>> samples_of(8, 8, 1, **division, skip=[[9, 9]]), samples_of(96, 8, None, **division, skip=[])
@@ -202,9 +251,33 @@ def samples_of(
     """
     if rank is None:
         rank, num_ranks, batch_size = 0, 1, batch_size * num_ranks
-    sampler = Passes(total_samples, first, batch_size, rank, num_ranks, drop_last, rank_seed=rank_seed, skip=skip)
+        balance = None  # a global batch has the samples that it has without balance
+    sampler: Passes
+    if balance is None:
+        sampler = Passes(total_samples, first, batch_size, rank, num_ranks, drop_last, rank_seed=rank_seed, skip=skip)
+    elif dataset is None:
+        raise ArgumentError("the samples of a rank with balance need the dataset, found none")
+    else:
+        place: dict[str, Any] = {"rank": rank, "num_ranks": num_ranks, "consumed_samples": first, "skip": skip}
+        place |= {"global_batch_size": balance["global_batch_size"], "hidden_size": balance["hidden_size"]}
+        sampler = BalancedSampler(dataset, micro_batch_size=batch_size, **place)
     batches = chain.from_iterable(repeat(sampler))
     return list(chain.from_iterable(islice(batches, -(-num_samples // (batch_size * num_ranks)))))
+
+
+def _balance(balanced: object, global_batch_size: int | None, hidden_size: int | None) -> dict[str, int] | None:
+    """Returns the arguments of a balanced sampler; None without balance."""
+    if not isinstance(balanced, (bool, np.bool_)):
+        raise ArgumentError(f"balanced must be True or False, found {balanced!r}")
+    if not balanced and global_batch_size is None and hidden_size is None:
+        return None
+    if not balanced or global_batch_size is None or hidden_size is None:
+        raise ArgumentError(
+            "balanced=True, global_batch_size and hidden_size must be given together, found "
+            f"{balanced}, {global_batch_size} and {hidden_size}"
+        )
+    check_at_least(1, global_batch_size=global_batch_size, hidden_size=hidden_size)
+    return {"global_batch_size": global_batch_size, "hidden_size": hidden_size}
 
 
 def _given_place(rank: int | None, num_ranks: int | None) -> tuple[int, int]:

@@ -1,6 +1,7 @@
 """The position of a run in the data as checkpoint state: with the identity of the data and of the order, or a count."""
 
 import logging
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
@@ -80,6 +81,41 @@ class Position:
                 f"{state.get('samples_per_epoch')}, found {self.samples_per_epoch}"
             )
         return replace(self, consumed_samples=index(consumed))
+
+
+_BALANCED: Final = re.compile(
+    r"balanced in global batches of (?P<global_batch_size>[1-9][0-9]{0,18}) for hidden size "
+    r"(?P<hidden_size>[1-9][0-9]{0,6})(, inside \[(?P<start>0|[1-9][0-9]{0,18}), (?P<stop>[1-9][0-9]{0,18})\))?"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BalancedOrder:
+    """Name of the order of a `BalancedSampler` in a position.
+
+    >>> BalancedOrder.parse("balanced in global batches of 8 for hidden size 64, inside [16, 24)").inside
+    (16, 24)
+    """
+
+    global_batch_size: int
+    hidden_size: int
+    inside: tuple[int, int] | None = None
+    """First position of the global batch that has begun, and the one after its last; None between global batches."""
+
+    def __str__(self) -> str:
+        where = "" if self.inside is None else f", inside [{self.inside[0]}, {self.inside[1]})"
+        return f"balanced in global batches of {self.global_batch_size} for hidden size {self.hidden_size}{where}"
+
+    @classmethod
+    def parse(cls, order: object) -> "BalancedOrder | None":
+        """Returns the order of that name; None for the name of another."""
+        found = _BALANCED.fullmatch(order) if isinstance(order, str) and order.isascii() else None
+        if found is None:
+            return None
+        inside = None if found["start"] is None else (int(found["start"]), int(found["stop"]))
+        return cls(
+            global_batch_size=int(found["global_batch_size"]), hidden_size=int(found["hidden_size"]), inside=inside
+        )
 
 
 def check_mapping(state: object) -> None:

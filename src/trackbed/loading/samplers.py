@@ -17,7 +17,7 @@ from trackbed.datasets.identity import DatasetFingerprint, Identity
 from trackbed.errors import ArgumentError
 from trackbed.index.rank_shuffle import part_of_rank
 from trackbed.kernels.integers import is_integer
-from trackbed.loading.position import Position, check_data
+from trackbed.loading.position import BalancedOrder, Position, check_data
 from trackbed.loading.skipped import Skipped
 from trackbed.plural import number_of
 
@@ -153,12 +153,13 @@ class MegatronPretrainingSampler(Positioned):
             first = self._yielded = samples[-1] + 1
             yield list(samples[part * self.micro_batch_size : (part + 1) * self.micro_batch_size])
 
-    def read_from(self, total_samples: int, fingerprint: str | None) -> None:
+    def read_from(self, dataset: ReadsBatches) -> None:
         """Goes on in another dataset, whose samples up to the position are those of the one before.
 
         Raises:
             ArgumentError: it has fewer samples than were consumed.
         """
+        total_samples, fingerprint = len(dataset), getattr(dataset, "fingerprint", None)
         if total_samples < self._yielded:
             raise ArgumentError(f"total_samples must be at least {self._yielded}, the position, found {total_samples}")
         self.total_samples = total_samples
@@ -172,8 +173,8 @@ class MegatronPretrainingSampler(Positioned):
         """Returns the position of a saved state, whose data checksum is not looked at."""
         own = self._position(0)
         order = state.get("order") if isinstance(state, Mapping) else None
-        if order == _ORDER or (isinstance(order, str) and _seed_of(order) is not None):
-            own = replace(own, order=order)  # of either kind: the loader follows it
+        if is_sequential(order) or self._can_follow(BalancedOrder.parse(order)):
+            own = replace(own, order=str(order))  # of any kind: the loader follows it
         position = own.resumed(state, identity=self._identity)
         if position.consumed_samples > self.total_samples:
             raise ArgumentError(
@@ -181,10 +182,24 @@ class MegatronPretrainingSampler(Positioned):
             )
         return position
 
+    def _can_follow(self, order: BalancedOrder | None) -> bool:
+        """True for an order of balanced steps, between two of them.
+
+        Raises:
+            ArgumentError: a position inside a step: the samples before it are not all of those that were read.
+        """
+        if order is not None and order.inside is not None:
+            raise ArgumentError(
+                f"a run can resume inside a global batch only with the saved order {str(order)!r}, found a sampler "
+                "that does not balance"
+            )
+        return order is not None
+
     def move_to(self, position: Position) -> None:
         """Continues at a position that `resumed` returned."""
         self.consumed_samples = self._yielded = position.consumed_samples
-        self.rank_seed = _seed_of(position.order)
+        if is_sequential(position.order):
+            self.rank_seed = _seed_of(position.order)
 
     def _position(self, consumed_samples: int) -> Position:
         return Position(
@@ -211,6 +226,11 @@ class Passes(MegatronPretrainingSampler):
             self.consumed_samples = 0
         yield from super().__iter__()
         self.consumed_samples = self._yielded
+
+
+def is_sequential(order: object) -> bool:
+    """True for the name of an order in which each step has the samples that follow."""
+    return order == _ORDER or (isinstance(order, str) and _seed_of(order) is not None)
 
 
 def _seed_of(order: str) -> int | None:
