@@ -9,6 +9,7 @@ imports `megatron.core.<part>.*` runs on Trackbed.
 `save`, `load` and other functions, strategies and wrappers of `dist_checkpointing` are imported from here, too, where
 they lie in several modules of Megatron Core. Their arguments are Megatron Core's, of 0.16.1 to 0.19. So are
 `DistributedDataParallel`, its configuration and `finalize_model_grads`, with the arguments of 0.16.1.
+`packed_seq_params` makes Megatron Core's object for attention over packs.
 """
 
 import logging
@@ -70,6 +71,7 @@ if TYPE_CHECKING:
     )
     from trackbed.megatron.ddp import DistributedDataParallel, finalize_model_grads
     from trackbed.megatron.ddp_config import DistributedDataParallelConfig
+    from trackbed.megatron.packed_batches import packed_seq_params
 
 __all__ = [
     "AsyncCallsQueue",
@@ -110,6 +112,7 @@ __all__ = [
     "load_sharded_metadata",
     "load_tensors_metadata",
     "maybe_load_config",
+    "packed_seq_params",
     "parse_strict_flag",
     "remove_sharded_tensors",
     "save",
@@ -132,7 +135,8 @@ __getattr__ = lazy_attributes(
         if part_of(path) in ("dist_checkpointing", "distributed")
         for name, source in names.items()
         if name in __all__
-    },
+    }
+    | {"packed_seq_params": "trackbed.megatron.packed_batches"},
 )
 
 sys.meta_path.insert(0, Finder(f"{__name__}.core", MODULES))
