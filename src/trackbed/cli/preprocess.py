@@ -1,9 +1,10 @@
 """`trackbed preprocess`: raw text to indexed files."""
 
+import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -12,7 +13,8 @@ from trackbed.cli.preprocess_report import report_as_json, show_report
 from trackbed.cli.progress import KeptWork
 
 if TYPE_CHECKING:
-    from trackbed.preprocess import ImagesConfig
+    from trackbed.preprocess import ChatConfig, ImagesConfig
+    from trackbed.preprocess.chat.encode import TrainOn
     from trackbed.preprocess.config import EngineName, FormatName, Level
     from trackbed.preprocess.engines import FailedAttempt
 
@@ -46,6 +48,27 @@ _NO_END: Final = "trackbed: documents end without an end-of-document token; give
     help="With several keys, leave a record out of all pairs if one of its texts has no tokens; else such a text is "
     "one sequence without text.",
 )
+@click.option(
+    "--chat",
+    is_flag=True,
+    help="Read conversations: messages, conversations, prompt and completion, input_ids, or text. Writes "
+    "PREFIX_chat_document.bin, .idx and .mask, the tokens that are trained on.",
+)
+@click.option(
+    "--chat-template",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Jinja file that writes messages as text; by default that in the folder of the tokenizer.",
+)
+@click.option(
+    "--train-on",
+    type=click.Choice(["marks", "all"]),
+    help="Train on what the template has in {% generation %}, the default, or on all of it.",
+)
+@click.option("--turn-start", metavar="TEXT", help="For a template without marks: text before what the assistant says.")
+@click.option("--turn-end", metavar="TEXT", help="Text at its end, which is trained on too.")
+@click.option("--chat-date", metavar="YYYY-MM-DD", help="Date for templates that ask for today's.")
+@click.option("--chat-template-kwargs", metavar="JSON", help="Variables of the template, such as a JSON object.")
 @click.option("--append-eod", is_flag=True, help="End each document with the end-of-document token.")
 @click.option("--split-sentences", is_flag=True, help="Write each sentence as a sequence, to PREFIX_KEY_sentence.")
 @click.option(
@@ -107,6 +130,13 @@ def preprocess(
     output: str,
     json_keys: tuple[str, ...],
     drop_record: bool,
+    chat: bool,
+    chat_template: Path | None,
+    train_on: "TrainOn | None",
+    turn_start: str | None,
+    turn_end: str | None,
+    chat_date: str | None,
+    chat_template_kwargs: str | None,
     append_eod: bool,
     split_sentences: bool,
     splitter: str | None,
@@ -138,6 +168,9 @@ def preprocess(
     INPUT may also be an address such as s3://bucket/key, or s3://bucket/folder for all objects below it; with
     --shard-bytes, so may PREFIX. Credentials come from the environment, such as AWS_ACCESS_KEY_ID.
 
+    With --chat, a .jsonl record or a row is a conversation, which a chat template writes as text. A conversation of
+    which no token is trained is counted and left out.
+
     An existing pair is replaced once the new one is complete. After a kill or Ctrl-C, the same command goes on.
     """
     from trackbed.cli.progress import show_progress
@@ -145,6 +178,7 @@ def preprocess(
         SENTENCEX,
         PreprocessConfig,
         available_cores,
+        maps_special_tokens,
         open_fastest_tokenizer,
         open_splitter,
     )
@@ -157,11 +191,23 @@ def preprocess(
     if drop_record and len(json_keys) < 2:
         raise click.UsageError("--drop-record needs several --json-keys")
     _check_shards(shard_bytes, engine, images, overwrite=overwrite)
+    given = {
+        "--chat-template": chat_template,
+        "--train-on": train_on,
+        "--turn-start": turn_start,
+        "--turn-end": turn_end,
+        "--chat-date": chat_date,
+        "--chat-template-kwargs": chat_template_kwargs,
+    }
+    conversations = _chat(given, is_chat=chat)
+    if chat and split_sentences:
+        raise click.UsageError("--chat and --split-sentences exclude each other")
     config = PreprocessConfig(
         inputs=inputs,
         output=output,
         json_keys=json_keys,
         drop_record=drop_record,
+        chat=conversations,
         append_eod=append_eod,
         images=_images(images, image_key, pad_length),
         skip_bad=skip_bad,
@@ -176,10 +222,13 @@ def preprocess(
     )
     sentences = open_splitter(splitter or SENTENCEX) if split_sentences else None
     opened = open_fastest_tokenizer(
-        tokenizer, lower_case=lower_case, eod_token=eod_token, special_tokens=special_tokens
+        tokenizer,
+        lower_case=lower_case,
+        eod_token=eod_token,
+        special_tokens=special_tokens or (chat and maps_special_tokens(tokenizer)),
     )
     if shard_bytes is None:
-        _tell_what_is_replaced(output, json_keys, split_sentences=split_sentences, is_one=images is not None)
+        _tell_what_is_replaced(output, config.json_keys, split_sentences=split_sentences, is_one=images is not None)
     start = time.monotonic()
     kept = KeptWork()
     with show_progress("tokenising") as progress, kept.told_at_an_interrupt():
@@ -194,7 +243,7 @@ def preprocess(
         click.echo(report_as_json(report, seconds))
     else:
         show_report(report, seconds, split_sentences=split_sentences)
-    if not (append_eod or split_sentences or images is not None):
+    if not (append_eod or split_sentences or chat or images is not None):
         click.echo(_NO_END, err=True)
 
 
@@ -206,6 +255,31 @@ def _tell_what_is_replaced(output: str, keys: Sequence[str], *, split_sentences:
     for prefix in [output] if is_one else [output_prefix(output, key, level=level) for key in keys]:
         if Path(f"{prefix}.idx").exists():
             click.echo(f"trackbed: {prefix}.bin and .idx exist, and are replaced once the new ones are whole", err=True)
+
+
+def _chat(given: Mapping[str, Any], *, is_chat: bool) -> "ChatConfig | None":
+    """Combines the options of conversations."""
+    from trackbed.preprocess import ChatConfig
+
+    if not is_chat:
+        named = next((name for name, value in given.items() if value is not None), None)
+        if named is not None:
+            raise click.UsageError(f"{named} needs --chat")
+        return None
+    variables: Any = {}
+    if given["--chat-template-kwargs"] is not None:
+        try:
+            variables = json.loads(given["--chat-template-kwargs"])
+        except ValueError as error:
+            raise click.UsageError(f"--chat-template-kwargs must be a JSON object: {error}") from None
+    return ChatConfig(
+        template=given["--chat-template"],
+        train_on=given["--train-on"] or "marks",
+        turn_start=given["--turn-start"],
+        turn_end=given["--turn-end"],
+        date=given["--chat-date"],
+        variables=variables,
+    )
 
 
 def _check_shards(shard_bytes: int | None, engine: str, images: Path | None, *, overwrite: bool) -> None:

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from trackbed.plural import number_of
+
 if TYPE_CHECKING:
-    from trackbed.preprocess import Report
+    from trackbed.preprocess import Output, Report
 
 
 _REASONS: Final = {"unknown suffix": "of unknown suffix", "written by trackbed": "written by Trackbed"}
@@ -83,6 +85,8 @@ def show_report(report: "Report", seconds: float, *, split_sentences: bool) -> N
             if len(report.outputs) == 1
             else "dropped: texts of records in which one has no tokens, such as an empty one"
         )
+    for output in report.outputs:
+        _show_trained(output)
     click.echo(
         f"records {report.records:,}, bad {report.bad:,}, blank lines {report.blank:,}, files {report.files:,}\n"
         f"{files_line(report.formats, report.left_out)}\n"
@@ -93,7 +97,24 @@ def show_report(report: "Report", seconds: float, *, split_sentences: bool) -> N
         click.echo(f"shards {report.shards:,}, finished before {report.finished_shards:,}{failed}\n{report.shard_list}")
         return
     for output in report.outputs:
-        click.echo(f"{output.prefix}.bin\n{output.prefix}.idx")
+        mask = f"\n{output.prefix}.mask" if output.trained is not None else ""
+        click.echo(f"{output.prefix}.bin\n{output.prefix}.idx{mask}")
+
+
+def _show_trained(output: "Output") -> None:
+    """Prints what is trained on of conversations."""
+    if output.trained is None:
+        return
+    click.echo(f"trained: {output.trained:,} tokens, {_share(output.trained, output.tokens)}")
+    if output.untrained:
+        click.echo(f"left out: {number_of(output.untrained, 'conversation')} of which no token is trained")
+    if output.open_turns:
+        click.echo(
+            f"trackbed: {number_of(output.open_turns, 'trained turn')} end before a token that would end them, such as "
+            "<|im_end|>, and that is not trained: the model would not learn to stop; let {% endgeneration %} stand "
+            "behind that token, or give --append-eod",
+            err=True,
+        )
 
 
 def _share(part: int, whole: int) -> str:

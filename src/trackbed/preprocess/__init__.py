@@ -1,7 +1,8 @@
 """Tokenisation of raw text (JSON lines, plain text, Parquet) to indexed files on all cores, and the tools around it."""
 
 from trackbed.datasets.tokenizers.fastokens import open_fastest_tokenizer
-from trackbed.datasets.tokenizers.kinds import BYTES, open_tokenizer
+from trackbed.datasets.tokenizers.kinds import BYTES, maps_special_tokens, open_tokenizer
+from trackbed.preprocess.chat.config import ChatConfig
 from trackbed.preprocess.config import ImagesConfig, PreprocessConfig, available_cores, output_prefix
 from trackbed.preprocess.engines import FailedAttempt
 from trackbed.preprocess.inspection import FirstDocument, Inspection, LengthBin, first_documents, inspect_pair
@@ -16,6 +17,7 @@ __all__ = [
     "BYTES",
     "SENTENCEX",
     "BatchTokenizer",
+    "ChatConfig",
     "FailedAttempt",
     "FirstDocument",
     "FlatTokenizer",
@@ -34,6 +36,7 @@ __all__ = [
     "find_pairs",
     "first_documents",
     "inspect_pair",
+    "maps_special_tokens",
     "open_fastest_tokenizer",
     "open_splitter",
     "open_tokenizer",

@@ -8,6 +8,7 @@ from typing import Final, Literal
 
 from trackbed.errors import ArgumentError
 from trackbed.files.stores import is_address, lost_address_hint, parse_address
+from trackbed.preprocess.chat.config import CHAT_KEY, ChatConfig
 from trackbed.preprocess.cpu_quota import cpu_quota
 from trackbed.preprocess.inputs import FORMATS, InputFormat
 
@@ -104,6 +105,9 @@ class PreprocessConfig:
     """Keys of the texts in a JSON record, without duplicates; each key gets its own pair."""
     append_eod: bool = False
     """If True, appends the end-of-document token to each document."""
+    chat: ChatConfig | None = None
+    """Options of conversations, which then are the records: the pair has the key "chat" in its name and beside it
+    `<prefix>.mask`, the tokens that are trained on. None if records are texts."""
     drop_record: bool = False
     """With several keys: if True, a record with a text without tokens is left out of all pairs; if False, such a text
     is one sequence without text. Either way, the documents of the pairs correspond."""
@@ -142,6 +146,7 @@ class PreprocessConfig:
             raise ArgumentError(
                 f"{self.output}: output must be a path or an address, found an address without a slash{hint}"
             )
+        self._check_chat()
         wrong = [key for key in self.json_keys if not key or "/" in key or "\0" in key]
         if not self.json_keys or wrong or len(set(self.json_keys)) != len(self.json_keys):
             raise ArgumentError(f"json_keys must be distinct and usable in a file name, found {list(self.json_keys)}")
@@ -158,6 +163,15 @@ class PreprocessConfig:
         for name in ("workers", "chunk_bytes", "save_interval_bytes"):
             if getattr(self, name) < 1:
                 raise ArgumentError(f"{name} must be at least 1, found {getattr(self, name)}")
+
+    def _check_chat(self) -> None:
+        if self.chat is None:
+            return
+        if self.json_keys not in (("text",), (CHAT_KEY,)):
+            raise ArgumentError(f"json_keys must be omitted with chat, found {list(self.json_keys)}")
+        if self.images is not None:
+            raise ArgumentError("images must be omitted with chat, found both")
+        object.__setattr__(self, "json_keys", (CHAT_KEY,))
 
     def _check_shards(self) -> None:
         if is_address(self.output):

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from trackbed.errors import ArgumentError, FormatError
 from trackbed.files import open_regular
 from trackbed.preprocess.config import ImagesConfig
-from trackbed.preprocess.records import RecordError
+from trackbed.preprocess.record_error import RecordError
 
 IMAGE_CHUNK_BYTES: Final = 8 << 10
 """Maximum input per chunk if records have images, which may be thousands of times as large as their records."""

@@ -10,6 +10,15 @@ from typing import Any
 import numpy as np
 
 from trackbed.errors import ArgumentError
+from trackbed.preprocess.beside import (
+    SOURCE_ARRAYS,
+    TRAINED_ARRAYS,
+    add_sources,
+    add_trained,
+    keep_sources,
+    keep_trained,
+)
+from trackbed.preprocess.chat.config import open_rules
 from trackbed.preprocess.chunks import InputChunk, plan_chunks
 from trackbed.preprocess.config import InputProgress, Level, PreprocessConfig, format_of, output_prefix
 from trackbed.preprocess.engines import FailedAttempt
@@ -19,7 +28,6 @@ from trackbed.preprocess.open_input import chunk_bytes_of
 from trackbed.preprocess.report import Report, Tally, check_inputs, check_outputs, make_output_folder
 from trackbed.preprocess.resume import UnfinishedFolder, decisions
 from trackbed.preprocess.shards.run import preprocess_shards
-from trackbed.preprocess.sources import SOURCE_ARRAYS, add_sources, keep_sources
 from trackbed.preprocess.splitter import SentenceSplitter
 from trackbed.preprocess.tokenise_chunk import BatchTokenizer, ChunkTokenizer, TokenisedChunk
 from trackbed.preprocess.worker_pool import map_in_order
@@ -103,6 +111,7 @@ def preprocess(
         max_record_bytes=config.max_record_bytes,
         splitter=splitter,
         drop_record=config.drop_record,
+        chat=None if config.chat is None else open_rules(config.chat, tokenizer),
         images=None if config.images is None else ImageFolder.open(config.images, max_bytes=config.max_record_bytes),
         keeps_sources=config.keep_sources,
     )
@@ -114,6 +123,8 @@ def preprocess(
     with contextlib.closing(folder) as unfinished:
         with _builders(config, prefixes, dtype, unfinished) as builders:
             keep_sources(builders, files if config.keep_sources else None)
+            if config.chat is not None:
+                keep_trained(builders)
             saved = unfinished.saved
             if saved is not None:
                 tally.restore(saved.counts)
@@ -128,6 +139,7 @@ def preprocess(
                         modes = None if config.images is None else image_modes(len(found.counts))
                         builder.add_documents(found.tokens, found.lengths, counts=found.counts, modes=modes)
                         add_sources(builder, chunk, found)
+                        add_trained(builder, found)
                     if unfinished.after_chunk(_read_bytes(config, chunk, result), builders, tally):
                         report_save(unfinished.kept_bytes, tally.input_bytes)
                     report_progress(tally.done_bytes, tally.input_bytes)
@@ -161,6 +173,7 @@ def _array_names(config: PreprocessConfig, splitter: SentenceSplitter | None) ->
     names: tuple[str, ...] = ("lengths",) if splitter is None else ("lengths", "counts")
     if config.images is not None:
         names = ("lengths", "counts", "modes")
+    names += TRAINED_ARRAYS if config.chat is not None else ()
     return (*names, *SOURCE_ARRAYS) if config.keep_sources else names
 
 

@@ -7,13 +7,22 @@ starts anywhere in a file, so line numbers are counted over the segments that we
 import json
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final, TypeVar
 
 import orjson
 
-from trackbed.errors import FormatError
+from trackbed.preprocess.chat.conversation import (
+    COLUMNS,
+    ID_COLUMNS,
+    TEXT,
+    Conversation,
+    WholeText,
+    is_conversation,
+    parse_conversation,
+    without_nulls,
+)
 from trackbed.preprocess.inputs import (
     Compression,
     InputFile,
@@ -26,17 +35,14 @@ from trackbed.preprocess.inputs import (
 from trackbed.preprocess.known_data import HEAD_BYTES, kind_of
 from trackbed.preprocess.lenient_json import read_object
 from trackbed.preprocess.open_input import open_input
-from trackbed.preprocess.row_groups import LongCell, MissingColumn, read_columns
+from trackbed.preprocess.record_error import RecordError
+from trackbed.preprocess.row_groups import LongCell, MissingColumn, read_columns, read_rows
 
 _READ_BYTES: Final = 256 << 10
 _BYTE_ORDER_MARK: Final = "\ufeff".encode()
 _KEYS_SHOWN: Final = 8
 _NO_NUMBER: Final = re.compile("NaN|Infinity")
 _LENIENT: Final = re.compile("infinity|surrogate|depth limit")  # in the strict parser's words
-
-
-class RecordError(FormatError):
-    """A record is bad; the message states what must hold and what was found, and the caller adds the location."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +55,27 @@ class TextRecord:
     """One text per key."""
     place: int = field(default=0, compare=False)
     """First byte of the record in the unpacked text of its file, or its row."""
+
+    @property
+    def size(self) -> int:
+        """Number of characters."""
+        return sum(map(len, self.texts))
+
+
+@dataclass(frozen=True, slots=True)
+class ConversationRecord:
+    """The conversation of one record."""
+
+    line: int
+    """Line in its segment, from 0."""
+    conversation: Conversation
+    place: int = field(default=0, compare=False)
+    """First byte of the record in the unpacked text of its file, or its row."""
+
+    @property
+    def size(self) -> int:
+        """About the number of characters."""
+        return self.conversation.size
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +106,75 @@ def read_segment(
             found = _as_record(number, keys, values)
             yield replace(found, place=segment.first_row + number) if isinstance(found, TextRecord) else found
         return
+    yield from _read_json_lines(
+        segment, max_record_bytes, lambda number, line, place: TextRecord(number, parse_record(line, keys), place)
+    )
+
+
+def read_conversations(
+    segment: InputSegment, *, max_record_bytes: int
+) -> Iterator[ConversationRecord | BadRecord | None]:
+    """Does the same as `read_segment` for conversations: see `parse_conversation`.
+
+    Args:
+        segment: segment to read.
+        max_record_bytes: maximum size of one line, one plain text or one row, at least 1.
+    """
+    if segment.file.format is InputFormat.PLAIN_TEXT:
+        text = _read_plain(segment, max_record_bytes)
+        yield text if isinstance(text, BadRecord) else ConversationRecord(0, WholeText(text.texts[0]))
+        return
+    if isinstance(segment, RowGroup):
+        names = (*COLUMNS, *ID_COLUMNS, TEXT)
+        for number, row in enumerate(read_rows(segment, names, max_row_bytes=max_record_bytes)):
+            yield _as_conversation(number, row, segment.first_row + number)
+        return
+    yield from _read_json_lines(
+        segment,
+        max_record_bytes,
+        lambda number, line, place: ConversationRecord(number, parse_conversation(_fields_of(line)), place),
+    )
+
+
+def _as_conversation(number: int, row: Any, place: int) -> ConversationRecord | BadRecord:
+    if isinstance(row, UnicodeDecodeError):
+        return BadRecord(number, _why_no_text(row))
+    if isinstance(row, LongCell):
+        return BadRecord(number, f"a row must have at most {row.max_bytes:,} bytes, found {row.size_bytes:,}")
+    try:
+        return ConversationRecord(number, parse_conversation(without_nulls(row)), place)
+    except RecordError as error:
+        return BadRecord(number, str(error))
+
+
+def _fields_of(line: bytes) -> dict[str, Any]:
+    """Returns a JSON object."""
+    try:
+        fields = orjson.loads(line)
+    except orjson.JSONDecodeError as error:
+        try:
+            fields = read_object(line.decode())
+        except UnicodeDecodeError as undecodable:
+            raise RecordError(_why_no_text(undecodable)) from None
+        except ValueError:
+            raise RecordError(_why_no_json(error)) from None
+    if not isinstance(fields, dict):
+        raise RecordError(f"a line must be a JSON object, found {_kind(fields)}")
+    return fields
+
+
+Record = TypeVar("Record")
+
+
+def _read_json_lines(
+    segment: InputSegment, max_bytes: int, make: Callable[[int, bytes, int], Record]
+) -> Iterator[Record | BadRecord | None]:
+    """Yields what `make` returns for the number, the text and the place of each line; None for a blank one."""
     may_be_array = segment.start == 0
-    for number, (place, line) in enumerate(_placed_lines(segment, max_bytes=max_record_bytes)):
+    for number, (place, line) in enumerate(_placed_lines(segment, max_bytes=max_bytes)):
         if line is None:
             may_be_array = False
-            yield BadRecord(number, f"a line must have at most {max_record_bytes:,} bytes, found more")
+            yield BadRecord(number, f"a line must have at most {max_bytes:,} bytes, found more")
             continue
         if line.isspace():
             yield None
@@ -91,7 +182,7 @@ def read_segment(
         try:
             if number == 0 and segment.start == 0:
                 _check_beginning(line)
-            record: TextRecord | BadRecord = TextRecord(number, parse_record(line, keys), place)
+            record: Record | BadRecord = make(number, line, place)
         except RecordError as error:
             is_array = may_be_array and line.lstrip().startswith(b"[")
             record = BadRecord(number, _why_no_array(segment) if is_array else str(error))
@@ -220,7 +311,8 @@ def _texts_of(fields: Any, keys: Sequence[str]) -> tuple[str, ...]:
     texts = []
     for key in keys:
         if key not in fields:
-            raise RecordError(f"a record must have the key {key!r}, found {_listed(fields)}")
+            hint = "; --chat reads conversations" if is_conversation(fields) else ""
+            raise RecordError(f"a record must have the key {key!r}, found {_listed(fields)}{hint}")
         text = fields[key]
         if not isinstance(text, str):
             raise RecordError(f"the value of {key!r} must be a string, found {_kind(text)}")

@@ -2,20 +2,22 @@
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
 from trackbed.errors import ArgumentError, FormatError, PlanError
 from trackbed.files.stores import is_address
 from trackbed.plural import number_of
+from trackbed.preprocess.chat.trained_column import TrainedRuns
 from trackbed.preprocess.chunks import InputChunk
+from trackbed.preprocess.columns import KeyTokens
 from trackbed.preprocess.config import PreprocessConfig
 from trackbed.preprocess.find_inputs import names_by_reason
 from trackbed.preprocess.inputs import InputFile, InputFormat, Inputs
 from trackbed.preprocess.records import LineCounter
 from trackbed.preprocess.splitter import SentenceSplitter
-from trackbed.preprocess.tokenise_chunk import KeyTokens, TokenisedChunk
+from trackbed.preprocess.tokenise_chunk import TokenisedChunk
 
 BAD_SHOWN: Final = 20
 """Bad records whose location is reported."""
@@ -40,6 +42,12 @@ class Output:
     or a shard of an earlier version does not tell."""
     empty: int = 0
     """Texts without tokens that are one sequence without text, as there are several keys."""
+    trained: int | None = None
+    """Trained tokens; None if records are texts."""
+    untrained: int = 0
+    """Conversations that become no document, as nothing of them is trained."""
+    open_turns: int = 0
+    """Trained parts of conversations whose stop token is not trained."""
 
     def with_more(self, chunk: KeyTokens) -> "Output":
         """Returns a copy that includes the documents of one more chunk."""
@@ -51,7 +59,20 @@ class Output:
             dropped=self.dropped + chunk.dropped,
             unknown=None if chunk.unknown is None else (self.unknown or 0) + chunk.unknown,
             empty=self.empty + chunk.empty,
+            **self._with_more_trained(chunk.trained),
         )
+
+    def _with_more_trained(self, found: TrainedRuns | None) -> dict[str, Any]:
+        if found is None:
+            return {}
+        return {
+            "trained": (self.trained or 0) + found.num_trained,
+            "untrained": self.untrained + found.untrained,
+            "open_turns": self.open_turns + found.open_turns,
+        }
+
+
+_COUNTED: Final = tuple(field.name for field in fields(Output) if field.name not in ("key", "prefix"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,9 +150,7 @@ class Tally:
         return {
             "done_bytes": self.done_bytes,
             "text_bytes": self._text_bytes,
-            "outputs": [
-                [one.documents, one.sequences, one.tokens, one.dropped, one.unknown, one.empty] for one in self.outputs
-            ],
+            "outputs": [[getattr(one, name) for name in _COUNTED] for one in self.outputs],
             "records": self._records,
             "blank": self._blank,
             "bad": self._bad,
@@ -144,7 +163,7 @@ class Tally:
         self.done_bytes = self._kept_bytes = counts["done_bytes"]
         self._text_bytes = counts["text_bytes"]
         self.outputs = [
-            Output(output.key, output.prefix, *numbers)
+            Output(output.key, output.prefix, **dict(zip(_COUNTED, numbers, strict=True)))
             for output, numbers in zip(self.outputs, counts["outputs"], strict=True)
         ]
         self._records, self._blank, self._bad = counts["records"], counts["blank"], counts["bad"]

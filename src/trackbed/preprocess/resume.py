@@ -23,15 +23,16 @@ import numpy.typing as npt
 from trackbed.cache import fingerprint
 from trackbed.errors import FormatError
 from trackbed.files import Checksum, FileSum, checksum_bytes, clear_dead_partials, new_partial, publish, write_new
+from trackbed.preprocess.beside import SOURCE_ARRAYS, TRAINED_ARRAYS
 from trackbed.preprocess.config import PreprocessConfig
 from trackbed.preprocess.find_inputs import LOCK_NAME, RECORD_NAME, UNFINISHED_SUFFIX, is_saved_name
 from trackbed.preprocess.inputs import InputFile
 from trackbed.preprocess.report import Tally
-from trackbed.preprocess.sources import SOURCE_ARRAYS
 from trackbed.preprocess.tokenise_chunk import ChunkTokenizer
 from trackbed.tokens import IndexedDatasetBuilder
 from trackbed.tokens.commit import PairFiles
 from trackbed.tokens.document_sources import SourceColumns
+from trackbed.tokens.trained_tokens import TrainedColumns
 from trackbed.version import __version__
 
 FORMAT: Final = "trackbed-unfinished"
@@ -42,9 +43,12 @@ _DTYPES: Final[dict[str, np.dtype[Any]]] = {
     "modes": np.dtype("i1"),
     "places": np.dtype("<i8"),
     "files": np.dtype("<u4"),
+    "mask_firsts": np.dtype("<u8"),
+    "mask_runs": np.dtype("<u4"),
 }
 """Dtype of each array: `[N]` tokens in each sequence, `[D]` sequences in each document, `[N]` modes; `[D]` places of
-records and numbers of their files in the list of inputs, where sources are kept."""
+records and numbers of their files in the list of inputs, where sources are kept; of conversations,
+`[D]` runs of trained tokens up to each document, and `[2 R]` their first tokens and numbers of tokens."""
 
 logger = logging.getLogger(__name__)
 
@@ -72,6 +76,7 @@ def decisions(config: PreprocessConfig, files: Sequence[InputFile], work: ChunkT
         "chunk_bytes": config.chunk_bytes,
         "max_record_bytes": config.max_record_bytes,
         **({"keep_sources": True} if config.keep_sources else {}),
+        **({} if work.chat is None else {"chat": work.chat.decisions()}),
     }
 
 
@@ -251,6 +256,7 @@ class UnfinishedFolder:
             os.link(pending if pending.exists() else bin_path, partial)
         arrays = {name: self._read_array(number, name, saved) for name in self._array_names}
         sources = [arrays.pop(name) for name in SOURCE_ARRAYS if name in arrays]
+        trained = [arrays.pop(name) for name in TRAINED_ARRAYS if name in arrays]
         written = saved.tokens[number]
         builder = IndexedDatasetBuilder.reopen(bin_path, dtype, partial=partial, written=written, **arrays)
         if sources:
@@ -259,6 +265,11 @@ class UnfinishedFolder:
             # The names of the files follow: they are those of the inputs, which are the same.
             builder.sources.places.frombytes(places.tobytes())
             builder.sources.numbers.frombytes(files.tobytes())
+        if trained:
+            firsts, runs = trained
+            builder.trained = TrainedColumns()
+            builder.trained.firsts.frombytes(firsts.tobytes())
+            builder.trained.runs.frombytes(runs.tobytes())
         return builder
 
     def _read_array(self, number: int, name: str, saved: SavedRun) -> npt.NDArray[Any]:
@@ -321,6 +332,10 @@ def _array_of(builder: IndexedDatasetBuilder, name: str, start: int) -> npt.NDAr
     if builder.sources is not None and name in SOURCE_ARRAYS:
         numbers = builder.sources.places if name == "places" else builder.sources.numbers
         return np.array(numbers[start:], dtype=_DTYPES[name])
+    if builder.trained is not None and name in TRAINED_ARRAYS:
+        # The first number of `firsts` is that before all documents, which is not saved.
+        found = builder.trained.firsts[start + 1 :] if name == "mask_firsts" else builder.trained.runs[start:]
+        return np.array(found, dtype=_DTYPES[name])
     if name == "counts":
         return np.diff(np.array(builder.document_indices[start:], dtype=np.int64))
     return np.array(builder.sequence_lengths[start:], dtype=np.int32)

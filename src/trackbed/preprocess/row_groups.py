@@ -62,7 +62,7 @@ def read_columns(segment: RowGroup, names: Sequence[str], *, max_cell_bytes: int
             _check_column(segment.file, parquet.schema_arrow, name)
         missing = MissingColumn(_listed(parquet.schema_arrow.names))
         if not present:
-            yield from repeat((missing,) * len(names), parquet.metadata.row_group(segment.number).num_rows)
+            yield from repeat((missing,) * len(names), _num_rows(parquet, segment))
             return
         try:
             for batch in parquet.iter_batches(
@@ -77,6 +77,58 @@ def read_columns(segment: RowGroup, names: Sequence[str], *, max_cell_bytes: int
             raise FormatError(
                 f"{segment.file.name}: must be a complete Parquet file, found in row group {segment.number}: {error}"
             ) from error
+
+
+def read_rows(segment: RowGroup, names: Sequence[str], *, max_row_bytes: int) -> Iterator[Any]:
+    """Yields each row with those of the named columns that the file has, of any type.
+
+    Args:
+        segment: rows to read.
+        names: columns.
+        max_row_bytes: maximum size of a row, at least 1.
+
+    Returns:
+        For each row a dictionary; or a `LongCell` with its size, or the error that decoding raised.
+    """
+    library = require("pyarrow", where=segment.file.name)
+    with _opened(segment.file) as parquet:
+        present = [name for name in names if name in parquet.schema_arrow.names]
+        if not present:
+            yield from repeat(dict.fromkeys(parquet.schema_arrow.names), _num_rows(parquet, segment))
+            return
+        try:
+            for batch in parquet.iter_batches(
+                _BATCH_ROWS, row_groups=[segment.number], columns=present, use_threads=False
+            ):
+                yield from _rows(batch, max_row_bytes)
+        except (library.ArrowException, OSError) as error:
+            raise FormatError(
+                f"{segment.file.name}: must be a complete Parquet file, found in row group {segment.number}: {error}"
+            ) from error
+
+
+def _rows(batch: Any, max_bytes: int) -> Iterator[Any]:
+    """Returns the rows of a batch; one at a time where one of them may be too long, or is no text."""
+    if batch.nbytes <= max_bytes:
+        with contextlib.suppress(UnicodeDecodeError):
+            return iter(batch.to_pylist())
+    return _one_by_one(batch, max_bytes)
+
+
+def _one_by_one(batch: Any, max_bytes: int) -> Iterator[Any]:
+    for number in range(batch.num_rows):
+        row = batch.slice(number, 1)
+        if row.nbytes > max_bytes:
+            yield LongCell(row.nbytes, max_bytes)
+            continue
+        try:
+            yield row.to_pylist()[0]
+        except UnicodeDecodeError as error:
+            yield error
+
+
+def _num_rows(parquet: Any, segment: RowGroup) -> int:
+    return int(parquet.metadata.row_group(segment.number).num_rows)
 
 
 def _opened(file: InputFile) -> Any:

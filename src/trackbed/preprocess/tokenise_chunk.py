@@ -6,10 +6,10 @@ T tokens of all.
 
 import contextlib
 import struct
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -17,73 +17,28 @@ import numpy.typing as npt
 from trackbed.datasets.tokenizers.rust_libraries import is_panic, one_core, panics_as_errors
 from trackbed.datasets.tokenizers.sampling import check_repeatable
 from trackbed.kernels import narrow
+from trackbed.preprocess.chat.encode import ChatEncoder, ChatRules
+from trackbed.preprocess.chat.trained_column import TrainedColumn
+from trackbed.preprocess.chat.trained_spans import special_ids_of
 from trackbed.preprocess.chunks import InputChunk
+from trackbed.preprocess.columns import Column, Counts, Documents, Ids, KeyTokens, leave_out, without_tokens
+from trackbed.preprocess.conversations import ConversationAppender
 from trackbed.preprocess.images import ImageFolder, fit_text
+from trackbed.preprocess.inputs import InputSegment
 from trackbed.preprocess.long_text import PART_CHARS, split_text
-from trackbed.preprocess.records import BadRecord, RecordError, TextRecord, read_segment
+from trackbed.preprocess.record_error import RecordError
+from trackbed.preprocess.records import (
+    BadRecord,
+    ConversationRecord,
+    TextRecord,
+    read_conversations,
+    read_segment,
+)
 from trackbed.preprocess.splitter import SentenceSplitter
-
-Counts = npt.NDArray[np.int64]
-
-
-class Documents(NamedTuple):
-    """Documents of one key."""
-
-    tokens: npt.NDArray[Any]
-    """`[T]` tokens of all sequences."""
-    lengths: Counts
-    """`[N]` tokens in each sequence."""
-    counts: Counts
-    """`[D]` sequences in each document."""
-
-
-def without_tokens(documents: Documents) -> npt.NDArray[np.bool_]:
-    """Returns `[D]` flags: True for a document without tokens.
-
-    >>> without_tokens(Documents(np.arange(3), np.array([1, 0, 0, 2]), np.array([2, 0, 1, 1])))
-    array([False,  True,  True, False])
-    """
-    tokens_before = _sums(documents.lengths)
-    is_empty: npt.NDArray[np.bool_] = np.diff(tokens_before[_sums(documents.counts)]) == 0
-    return is_empty
-
-
-def leave_out(keys: Sequence[Documents], records: npt.NDArray[np.bool_]) -> list[Documents]:
-    """Returns the documents of each key, without the documents of the records that are marked.
-
-    Args:
-        keys: documents of each key, D each.
-        records: `[D]` True for a record to leave out.
-    """
-    found = []
-    for tokens, lengths, counts in keys:
-        is_kept_sequence = np.repeat(~records, counts)
-        is_kept_token = np.repeat(is_kept_sequence, lengths)
-        found.append(Documents(tokens[is_kept_token], lengths[is_kept_sequence], counts[~records]))
-    return found
-
-
-def fill_empty(lengths: Counts, counts: Counts) -> tuple[Counts, Counts]:
-    """Returns lengths and counts in which each document without sequences has one of length 0.
-
-    >>> fill_empty(np.array([4, 5]), np.array([0, 2, 0]))
-    (array([0, 4, 5, 0]), array([1, 2, 1]))
-    """
-    is_empty = counts == 0
-    places = np.cumsum(counts, dtype=np.int64)[is_empty]
-    return np.insert(lengths, places, 0), np.where(is_empty, 1, counts)
-
-
-def _sums(numbers: Counts) -> Counts:
-    return np.concatenate([[0], np.cumsum(numbers, dtype=np.int64)])
-
 
 _BATCH_CHARS: Final = 1 << 20  # bounds the memory of texts and ids in flight
 _CHECKED_TEXTS: Final = 16  # of each batch, so that the comparison takes little time
 _CHECKED_CHARS: Final = 512
-_LONG_TOKENS: Final = 128  # mean length above which documents are copied one by one
-
-Ids = npt.NDArray[Any]
 
 
 class BatchTokenizer(Protocol):
@@ -109,26 +64,7 @@ class FlatTokenizer(Protocol):
         """Returns the `[T]` concatenated ids of all texts, and the `[D + 1]` offsets of the texts in them."""
 
 
-@dataclass(frozen=True, slots=True)
-class KeyTokens:
-    """Documents of one key."""
-
-    tokens: npt.NDArray[Any]
-    """`[T]` in the dtype of the file."""
-    lengths: npt.NDArray[np.int64]
-    """`[N]` tokens in each sequence, at least 1 unless documents have images or there are several keys."""
-    counts: npt.NDArray[np.int64]
-    """`[D]` sequences in each document, at least 1."""
-    dropped: int
-    """Number of texts that become no document: texts without tokens, or all texts of records that are left out."""
-    unknown: int | None = None
-    """Number of unknown tokens; None if the tokenizer has none."""
-    empty: int = 0
-    """Number of texts without tokens that become a sequence without text."""
-    segments: npt.NDArray[np.int64] | None = None
-    """`[D]` number of each document's segment in the chunk; None if sources are not kept."""
-    places: npt.NDArray[np.int64] | None = None
-    """`[D]` place of each document's record, see `TextRecord`; None if sources are not kept."""
+Record = TypeVar("Record", TextRecord, ConversationRecord)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +108,8 @@ class ChunkTokenizer:
     drop_record: bool = False
     """True to leave a record out of the documents of all keys if one of its texts has no tokens; False if such a text
     becomes a sequence without text. With one key, it becomes no document."""
+    chat: ChatRules | None = None
+    """What decides the texts of conversations; None if records are texts."""
     images: ImageFolder | None = None
     """Images that become the second sequence of each document; None for texts alone."""
     keeps_sources: bool = False
@@ -183,25 +121,45 @@ class ChunkTokenizer:
         """Tokenises a chunk on one core."""
         keeps_empty, keeps_sources = len(self.keys) > 1, self.keeps_sources
         columns = [
-            _Column(self.dtype, self.unknown_id, keeps_empty=keeps_empty, keeps_sources=keeps_sources)
-            for _ in self.keys
+            Column(self.dtype, self.unknown_id, keeps_empty=keeps_empty, keeps_sources=keeps_sources) for _ in self.keys
         ]
-        keys = self.keys if self.images is None else (*self.keys, self.images.config.key)
         segments = []
         with one_core():
+            tokenise = self._reader(columns)
             for number, segment in enumerate(chunk.segments):
                 for column in columns:
                     column.segment = number
-                found = read_segment(segment, keys=keys, max_record_bytes=self.max_record_bytes)
-                segments.append(self._tokenise(found, columns))
+                segments.append(tokenise(segment))
                 if segments[-1].bad and not self.skip_bad:
                     break
         return TokenisedChunk(tuple(column.to_key_tokens() for column in columns), tuple(segments))
 
-    def _tokenise(self, found: Iterator[TextRecord | BadRecord | None], columns: "list[_Column]") -> TokenisedSegment:
+    def _reader(self, columns: list[Column]) -> Callable[[InputSegment], TokenisedSegment]:
+        """Returns a function that reads a segment and appends its documents to the columns."""
+        limit = self.max_record_bytes
+        if self.chat is None:
+            keys = self.keys if self.images is None else (*self.keys, self.images.config.key)
+            return lambda segment: self._tokenise(
+                read_segment(segment, keys=keys, max_record_bytes=limit), lambda batch: self._append(batch, columns)
+            )
+        columns[0].trained = TrainedColumn(special_ids_of(self.tokenizer))
+        append = ConversationAppender(
+            columns[0],
+            ChatEncoder(self.chat, self.tokenizer, self.dtype),
+            self._encode,
+            self._encode_document,
+            self.part_chars,
+            self.eod,
+        )
+        return lambda segment: self._tokenise(read_conversations(segment, max_record_bytes=limit), append)
+
+    def _tokenise(
+        self, found: Iterator[Record | BadRecord | None], append: Callable[[list[Record]], list[BadRecord]]
+    ) -> TokenisedSegment:
+        """Has the records of a segment appended in batches; `append` returns those that cannot be tokenised."""
         lines = blank = records = waiting = 0
         bad: list[BadRecord] = []
-        batch: list[TextRecord] = []
+        batch: list[Record] = []
         for record in found:
             lines += 1
             if record is None:
@@ -212,16 +170,16 @@ class ChunkTokenizer:
                 bad.append(record)
             else:
                 batch.append(record)
-                waiting += sum(map(len, record.texts))
+                waiting += record.size
             if waiting >= _BATCH_CHARS:
-                bad += self._append(batch, columns)
+                bad += append(batch)
                 batch, waiting = [], 0
             if bad and not self.skip_bad:
                 break
-        bad += self._append(batch, columns)
+        bad += append(batch)
         return TokenisedSegment(lines, blank, records, tuple(sorted(bad, key=lambda one: one.line)))
 
-    def _append(self, batch: list[TextRecord], columns: "list[_Column]") -> list[BadRecord]:
+    def _append(self, batch: list[TextRecord], columns: list[Column]) -> list[BadRecord]:
         """Appends the documents of a batch to the columns. Returns the records that cannot be tokenised."""
         self._check_repeatable(batch)
         if self.images is not None:
@@ -242,7 +200,7 @@ class ChunkTokenizer:
             texts = [record.texts[0][:_CHECKED_CHARS] for record in batch[:_CHECKED_TEXTS]]
             check_repeatable(self._encode, texts, where=f"the tokenizer {kind.__name__}")
 
-    def _append_each(self, batch: list[TextRecord], columns: "list[_Column]") -> list[BadRecord]:
+    def _append_each(self, batch: list[TextRecord], columns: list[Column]) -> list[BadRecord]:
         """Does the same as `_append`, text by text."""
         bad = []
         for record in batch:
@@ -254,7 +212,7 @@ class ChunkTokenizer:
             self._add(documents, columns, [record.place])
         return bad
 
-    def _add(self, keys: Sequence[Documents], columns: "list[_Column]", places: Sequence[int]) -> None:
+    def _add(self, keys: Sequence[Documents], columns: list[Column], places: Sequence[int]) -> None:
         """Adds the documents of each key to its column."""
         kept = np.array(places, dtype=np.int64)
         if self.drop_record:
@@ -266,7 +224,7 @@ class ChunkTokenizer:
         for column, documents in zip(columns, keys, strict=True):
             column.add(*documents, self.eod, kept)
 
-    def _append_with_images(self, batch: list[TextRecord], column: "_Column", images: ImageFolder) -> list[BadRecord]:
+    def _append_with_images(self, batch: list[TextRecord], column: Column, images: ImageFolder) -> list[BadRecord]:
         """Appends documents of a text and an image."""
         bad = []
         for record in batch:
@@ -355,83 +313,3 @@ def _groups(texts: list[str], max_chars: int) -> Iterator[list[str]]:
         filled += len(text)
     if group:
         yield group
-
-
-@dataclass(slots=True)
-class _Column:
-    """Accumulator for the documents of one key; with `keeps_empty`, one without tokens has a sequence without text."""
-
-    dtype: np.dtype[Any]
-    unknown_id: int | None
-    keeps_empty: bool = False
-    keeps_sources: bool = False
-    segment: int = 0
-    """Number of the segment of the documents that follow."""
-    segments: list[Counts] = field(default_factory=list)
-    places: list[Counts] = field(default_factory=list)
-    parts: list[Ids] = field(default_factory=list)
-    lengths: list[Counts] = field(default_factory=list)
-    counts: list[Counts] = field(default_factory=list)
-    dropped: int = 0
-    unknown: int = 0
-    empty: int = 0
-
-    def add(self, tokens: Ids, lengths: Counts, counts: Counts, eod: int | None, places: Counts) -> None:
-        """Appends documents, each followed by `eod`, without sequences that have no tokens."""
-        if self.unknown_id is not None:
-            self.unknown += int(np.count_nonzero(tokens == self.unknown_id))
-        is_kept = lengths > 0
-        if not is_kept.all() or not counts.all():
-            kept_before = np.concatenate([[0], np.cumsum(is_kept, dtype=np.int64)])
-            counts = np.diff(kept_before[np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])])
-            num_empty, lengths = int((counts == 0).sum()), lengths[is_kept]
-            if self.keeps_empty:
-                self.empty += num_empty
-                lengths, counts = fill_empty(lengths, counts)
-            else:
-                self.dropped += num_empty
-                counts, places = counts[counts > 0], places[counts > 0]
-        if eod is not None:
-            last = np.cumsum(counts, dtype=np.int64) - 1
-            tokens = _with_ends(tokens, np.cumsum(lengths, dtype=np.int64)[last], eod)
-            lengths = lengths.copy()
-            lengths[last] += 1
-        self.parts.append(tokens)
-        self.lengths.append(lengths)
-        self.counts.append(counts)
-        self._add_sources(places)
-
-    def _add_sources(self, places: Counts) -> None:
-        if self.keeps_sources:
-            self.places.append(places)
-            self.segments.append(np.full(len(places), self.segment, dtype=np.int64))
-
-    def add_pair(self, text: Ids, image: Ids, place: int) -> None:
-        """Appends a document of two sequences, either of which may be empty."""
-        self._add_sources(np.array([place], dtype=np.int64))
-        self.parts += [text, image]
-        self.lengths.append(np.array([len(text), len(image)], dtype=np.int64))
-        self.counts.append(np.array([2], dtype=np.int64))
-
-    def to_key_tokens(self) -> KeyTokens:
-        tokens = np.concatenate([np.empty(0, dtype=self.dtype), *self.parts])
-        nothing = np.empty(0, dtype=np.int64)
-        lengths, counts = (np.concatenate([nothing, *numbers]) for numbers in (self.lengths, self.counts))
-        unknown = None if self.unknown_id is None else self.unknown
-        segments, places = (
-            np.concatenate([nothing, *found]) if self.keeps_sources else None for found in (self.segments, self.places)
-        )
-        return KeyTokens(tokens, lengths, counts, self.dropped, unknown, self.empty, segments, places)
-
-
-def _with_ends(tokens: Ids, ends: Counts, eod: int) -> Ids:
-    """Returns the `[T + D]` tokens of concatenated documents, each followed by `eod`; `[D]` `ends` are ascending."""
-    if len(tokens) < _LONG_TOKENS * len(ends):
-        return np.insert(tokens, ends, eod)
-    found = np.empty(len(tokens) + len(ends), dtype=tokens.dtype)
-    start = 0
-    for number, stop in enumerate(ends.tolist()):
-        found[start + number : stop + number] = tokens[start:stop]
-        start = stop
-    found[ends + np.arange(len(ends))] = eod
-    return found

@@ -183,6 +183,30 @@ class Adapter(MegatronTokenizer):
         return dict(sorted((index, token) for token, index in self.vocab.items()))
 
     @property
+    def special_token_ids(self) -> list[int]:
+        """Ids of all special tokens that are known."""
+        return sorted({*self._roles.values(), *(self._additional or [])})
+
+    @property
+    def byte_lengths(self) -> npt.NDArray[np.int64] | None:
+        """Bytes of text, in Unicode's normal form C, that each id stands for; None if that depends on the text.
+
+        Where the lengths of a text's ids do not add up to its own, each stands for other bytes than these.
+        """
+        return None
+
+    def ranges(self, ids: list[int], text: str) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Returns the character of the text at which each of the ids begins, and the one behind its last.
+
+        Raises:
+            ArgumentError: the ids are not those of the text.
+            NotImplementedError: the tokenizer has no `offsets`.
+        """
+        starts = np.array(self.offsets(ids, text), dtype=np.int64)
+        behind = np.append(np.unique(starts), len(text))
+        return starts, behind[np.searchsorted(behind, starts, side="right")]
+
+    @property
     def unknown_id(self) -> int | None:
         """Id of text that the vocabulary does not cover; None if there is none."""
         return None

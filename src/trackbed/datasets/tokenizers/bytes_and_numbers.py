@@ -51,6 +51,11 @@ class ByteTokenizer(Adapter):
         texts = [part[part < 256].astype(np.uint8).tobytes().decode(errors="replace") for part in parts]
         return _EOD_TEXT.join(texts)
 
+    @property
+    def byte_lengths(self) -> npt.NDArray[np.int64]:
+        """One byte for each id but the end of a document, which no text has."""
+        return np.array([*[1] * 256, 0], dtype=np.int64)
+
     def offsets(self, ids: list[int], text: str) -> list[int]:
         """Returns the character of the text at which each of the ids begins; a byte inside one begins with it.
 

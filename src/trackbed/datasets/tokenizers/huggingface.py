@@ -13,6 +13,7 @@ import numpy.typing as npt
 import tokenizers
 
 from trackbed.datasets.tokenizers.base import Adapter, MegatronIdentity
+from trackbed.datasets.tokenizers.byte_level import byte_lengths
 from trackbed.datasets.tokenizers.huggingface_folder import read_folder
 from trackbed.datasets.tokenizers.other_files import describe_other, missing_tokenizer
 from trackbed.datasets.tokenizers.rust_libraries import panics_as_errors
@@ -111,6 +112,23 @@ class LibraryTokenizer(Adapter):
         found = self._tokenizer.encode(text, add_special_tokens=False)
         self._check_own(ids, found.ids, text)
         return [start for start, _ in found.offsets]
+
+    def ranges(self, ids: list[int], text: str) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Returns the character of the text at which each of its tokens begins, and the one behind its last."""
+        found = self._tokenizer.encode(text, add_special_tokens=False)
+        self._check_own(ids, found.ids, text)
+        pairs = np.array(found.offsets, dtype=np.int64).reshape(-1, 2)
+        return pairs[:, 0], pairs[:, 1]
+
+    @property
+    def special_token_ids(self) -> list[int]:
+        """Ids of all special tokens that were added to the vocabulary."""
+        return list(special_ids(self._tokenizer).values())
+
+    @cached_property
+    def byte_lengths(self) -> npt.NDArray[np.int64] | None:
+        """Bytes of text that each id stands for; None unless tokens are byte sequences."""
+        return byte_lengths(self._tokenizer)
 
     @cached_property
     def vocab(self) -> dict[str, int]:

@@ -48,6 +48,16 @@ def is_wordpiece(name: str) -> bool:
     return is_path(name) and name.endswith(_WORDPIECE) and not Path(name).is_dir()
 
 
+def maps_special_tokens(name: str) -> bool:
+    """True if a tokenizer's name is of a kind that can map special tokens written out in a text to their ids.
+
+    >>> [maps_special_tokens(name) for name in ("tokenizer.json", "bytes", "llama.model")]
+    [True, False, False]
+    """
+    is_model = name.endswith(_SENTENCEPIECE) and not Path(name).is_dir()
+    return name != BYTES and not name.startswith(_NULL) and not is_model
+
+
 def open_tokenizer(
     name: str | os.PathLike[str],
     *,

@@ -19,6 +19,7 @@ from trackbed.files import clear_dead_partials, flush_to_disk, new_partial, publ
 from trackbed.files.publish import Writer, find_partials
 from trackbed.files.stores import is_address, parse_address
 from trackbed.files.stores.waiting import call_all
+from trackbed.preprocess.chat.config import open_rules
 from trackbed.preprocess.config import InputProgress, PreprocessConfig, format_of
 from trackbed.preprocess.engines import (
     Engine,
@@ -177,6 +178,7 @@ def _spec(
         chunk_bytes=config.chunk_bytes,
         overwrite=config.overwrite,
         keep_sources=config.keep_sources,
+        chat=None if config.chat is None else open_rules(config.chat, tokenizer),
         tokenizer=tokenizer if opened_as is None else replace(opened_as, name=absolute_name(opened_as.name)),
         tokenizer_fingerprint=_fingerprint_of(tokenizer, "tokenizer"),
         dtype=DType.optimal_dtype(tokenizer.vocab_size).__name__,

@@ -7,6 +7,7 @@ from typing import Any
 
 from trackbed.cache import fingerprint
 from trackbed.datasets.tokenizers.base import OpenedAs
+from trackbed.preprocess.chat.encode import ChatRules
 from trackbed.preprocess.config import Level, output_prefix
 from trackbed.preprocess.inputs import InputSegment
 from trackbed.preprocess.splitter import SentenceSplitter
@@ -49,6 +50,8 @@ class ShardSpec:
     """Fingerprint of the splitter; empty without one."""
     trackbed: str
     """Version of Trackbed on the driver."""
+    chat: ChatRules | None = None
+    """What decides the texts of conversations; None if records are texts."""
     keep_sources: bool = False
     """True to write the sources of the documents beside each pair."""
     probe: Probe | None
@@ -110,6 +113,7 @@ def recipe_of(spec: ShardSpec, task: ShardTask) -> dict[str, Any]:
         "eod": spec.eod,
         "max_record_bytes": spec.max_record_bytes,
         **({"keep_sources": True} if spec.keep_sources else {}),
+        **({} if spec.chat is None else {"chat": _digest([(repr(spec.chat.decisions()),)])}),
         "shard_bytes": spec.shard_bytes,
         "shard": [task.shard, spec.num_shards],
         "input_names": _digest((file.name, file.format.value, file.compression.value) for file in files),

@@ -19,6 +19,8 @@ from trackbed.datasets.tokenizers.fastokens import open_fastest_tokenizer
 from trackbed.errors import ArgumentError, FormatError, StoreError, TrackbedError
 from trackbed.files import stores
 from trackbed.files.stores import is_address, parse_address
+from trackbed.preprocess.beside import add_sources, add_trained, keep_sources, keep_trained
+from trackbed.preprocess.chat.trained_column import TrainedRuns
 from trackbed.preprocess.chunks import InputChunk, plan_segment_chunks
 from trackbed.preprocess.inputs import InputFile, InputSegment
 from trackbed.preprocess.open_input import chunk_bytes_of
@@ -26,7 +28,6 @@ from trackbed.preprocess.records import LineCounter, count_lines_before
 from trackbed.preprocess.report import BAD_SHOWN
 from trackbed.preprocess.shards.shard_files import Shard, ShardRequirements, open_shard
 from trackbed.preprocess.shards.spec import ShardSpec, ShardTask, made_by, recipe_of
-from trackbed.preprocess.sources import add_sources, keep_sources
 from trackbed.preprocess.tokenise_chunk import ChunkTokenizer, TokenisedChunk
 from trackbed.tokens import IndexedDatasetBuilder
 from trackbed.tokens.paths import get_seal_path
@@ -71,6 +72,8 @@ class ShardCounts:
     dropped: list[int] = field(default_factory=list)
     unknown: list[int | None] = field(default_factory=list)
     empty: list[int] = field(default_factory=list)
+    trained: dict[str, int] = field(default_factory=dict)
+    """Counts of conversations; empty if records are texts."""
     _counter: LineCounter = field(default_factory=LineCounter)
     _is_inside: bool = False
     """True while the segments are of a file that the shard begins inside of."""
@@ -92,6 +95,8 @@ class ShardCounts:
             self.records += found.records
             self.blank += found.blank
         for key, texts in enumerate(result.keys):
+            if texts.trained is not None:
+                self._add_trained(texts.trained)
             self.dropped[key] += texts.dropped
             self.empty[key] += texts.empty
             if texts.unknown is not None:
@@ -107,9 +112,14 @@ class ShardCounts:
             "dropped": self.dropped[key],
             **({"empty": self.empty[key]} if self.num_keys > 1 else {}),
             "unknown": self.unknown[key],
+            **self.trained,
             "lines": self._counter.lines,
             "first_bad": [[one.path, one.line, one.is_relative, one.reason] for one in self.first_bad],
         }
+
+    def _add_trained(self, found: TrainedRuns) -> None:
+        more = {"trained": found.num_trained, "untrained": found.untrained, "open_turns": found.open_turns}
+        self.trained = {name: self.trained.get(name, 0) + count for name, count in more.items()}
 
     def _add_bad(self, segment: InputSegment, line: int, reason: str) -> None:
         if not self.skip_bad:
@@ -156,6 +166,8 @@ class ShardWorker:
         counts = ShardCounts(task.segments, len(spec.json_keys), spec.skip_bad, has_unknown)
         with _builders(shards, spec.dtype) as builders:
             keep_sources(builders, [segment.file for segment in task.segments] if spec.keep_sources else None)
+            if spec.chat is not None:
+                keep_trained(builders)
             chunk_bytes = chunk_bytes_of((segment.file for segment in task.segments), spec.chunk_bytes)
             chunks = plan_segment_chunks(task.segments, chunk_bytes=chunk_bytes, max_record_bytes=spec.max_record_bytes)
             for chunk in chunks:
@@ -164,6 +176,7 @@ class ShardWorker:
                 for builder, found in zip(builders, result.keys, strict=True):
                     builder.add_documents(found.tokens, found.lengths, counts=found.counts)
                     add_sources(builder, chunk, found)
+                    add_trained(builder, found)
             for segment in task.segments:
                 _check_unchanged(segment.file)
             return tuple(
@@ -228,6 +241,7 @@ class ShardWorker:
             eod=spec.eod,
             unknown_id=getattr(tokenizer, "unknown_id", None),
             drop_record=spec.drop_record,
+            chat=spec.chat,
             skip_bad=spec.skip_bad,
             max_record_bytes=spec.max_record_bytes,
             splitter=spec.splitter,

@@ -87,6 +87,9 @@ class Totals:
             dropped=output.dropped + int(counts["dropped"]),
             empty=output.empty + int(counts.get("empty", 0)),
             unknown=_plus(output.unknown, counts.get("unknown")),
+            trained=None if "trained" not in counts else (output.trained or 0) + int(counts["trained"]),
+            untrained=output.untrained + int(counts.get("untrained", 0)),
+            open_turns=output.open_turns + int(counts.get("open_turns", 0)),
         )
 
     def _describe(self, shard: int, path: str, line: int, is_relative: bool, reason: str) -> str:  # noqa: FBT001  JSON

@@ -1,4 +1,4 @@
-"""Sources of the documents of a run: input files, and the places of records in them."""
+"""What a run writes beside its pairs: the sources of documents, and their trained tokens."""
 
 from collections.abc import Iterable, Sequence
 from typing import Final
@@ -6,13 +6,17 @@ from typing import Final
 import numpy as np
 
 from trackbed.preprocess.chunks import InputChunk
+from trackbed.preprocess.columns import KeyTokens
 from trackbed.preprocess.inputs import InputFile, InputFormat
-from trackbed.preprocess.tokenise_chunk import KeyTokens
 from trackbed.tokens import IndexedDatasetBuilder
 from trackbed.tokens.document_sources import SourceColumns, SourceFile
+from trackbed.tokens.trained_tokens import TrainedColumns
 
 SOURCE_ARRAYS: Final = ("places", "files")
 """Names of the arrays that are saved of an unfinished run: those of `SourceColumns`."""
+
+TRAINED_ARRAYS: Final = ("mask_firsts", "mask_runs")
+"""Names of the arrays that are saved of an unfinished run: those of `TrainedColumns`."""
 
 
 def source_file(file: InputFile) -> SourceFile:
@@ -36,3 +40,17 @@ def add_sources(builder: IndexedDatasetBuilder, chunk: InputChunk, found: KeyTok
     if builder.sources is not None and found.segments is not None and found.places is not None:
         files = [source_file(segment.file) for segment in chunk.segments]
         builder.sources.add(files, found.segments, found.places)
+
+
+def keep_trained(builders: Iterable[IndexedDatasetBuilder]) -> None:
+    """Has builders keep the trained tokens of documents, in addition to those that they have."""
+    for builder in builders:
+        if builder.trained is None:
+            builder.trained = TrainedColumns()
+
+
+def add_trained(builder: IndexedDatasetBuilder, found: KeyTokens) -> None:
+    """Appends the trained tokens of the documents of a chunk, if they are kept."""
+    if builder.trained is not None and found.trained is not None:
+        counts, runs = found.trained.counts, found.trained.runs
+        builder.trained.add(counts, runs.astype("uint32"), lengths=found.lengths, where="a chunk of conversations")
