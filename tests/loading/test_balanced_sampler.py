@@ -45,13 +45,10 @@ def sampler(data, rank=0, size=1, *, batch=1, whole=24, hidden=HIDDEN, **options
     return trackbed.BalancedSampler(data, rank=rank, num_ranks=size, **sizes, **options)
 
 
-def cost_of(data, position, hidden=HIDDEN, multiple=1):
+def cost_of(data, position, hidden=HIDDEN):
     """Cost of a pack by the lengths of its documents."""
-    borders = data[position]["cu_seqlens_padded"].tolist(), data[position]["cu_seqlens"].tolist()
-    segments = [
-        (stop - start) for start, stop, own, end in zip(*(side for one in borders for side in (one, one[1:])), strict=False)
-        if end > own
-    ]  # fmt: skip
+    padded, logical = data[position]["cu_seqlens_padded"].diff(), data[position]["cu_seqlens"].diff()
+    segments = padded[logical > 0].tolist()  # the rest of a pack has no places of its own
     return sum(12 * hidden * n + n * n for n in segments)
 
 

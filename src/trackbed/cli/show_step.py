@@ -26,15 +26,19 @@ def find_step(run: Path, step: int, rank: int | None, idx_cache: str | None) -> 
         FormatError: the record is damaged.
         OSError: it cannot be read.
     """
+    from trackbed.cli.blend_split import open_split
     from trackbed.ledger import read_run
 
     record = read_run(run)
     line, job = record.find(step)
-    positions = samples_of_step(run, line, job, rank)
-    return _blend_of(run, job, idx_cache, _last_source(record.events)), positions
+    file = _blend_of(run, job, idx_cache, _last_source(record.events))
+    dataset = open_split(file, "train", None) if rank is not None and job.get("balance") else None
+    return file, samples_of_step(run, line, job, rank, dataset)
 
 
-def samples_of_step(run: Path, line: dict[str, Any], job: dict[str, Any], rank: int | None = None) -> list[int]:
+def samples_of_step(
+    run: Path, line: dict[str, Any], job: dict[str, Any], rank: int | None = None, dataset: Any = None
+) -> list[int]:
     """Returns the positions of the samples of a step, or of those that a rank has read.
 
     Args:
@@ -42,6 +46,7 @@ def samples_of_step(run: Path, line: dict[str, Any], job: dict[str, Any], rank: 
         line: line of the step.
         job: what its job has said of itself.
         rank: the rank; None for all.
+        dataset: the dataset, for a rank of a job that balances.
     """
     from trackbed.loading.loader import samples_of
 
@@ -54,8 +59,9 @@ def samples_of_step(run: Path, line: dict[str, Any], job: dict[str, Any], rank: 
         ranks = f"[0, {division['num_ranks']}), the ranks of step {line['step']}"
         raise ArgumentError(f"--rank must be in {ranks}, found {rank}")
     try:
-        return samples_of(first, num_samples, rank, **division) if num_samples else []
-    except (TypeError, ValueError, OverflowError, ArgumentError) as error:
+        division["balance"] = job.get("balance")  # jobs of older releases have none
+        return samples_of(first, num_samples, rank, **division, dataset=dataset) if num_samples else []
+    except (TypeError, ValueError, KeyError, OverflowError, ArgumentError) as error:
         raise FormatError(f"{run}: a job must have said how it divides samples, found {division}: {error}") from None
 
 
@@ -129,4 +135,4 @@ def _blend_of(run: Path, job: dict[str, Any], idx_cache: str | None, newest: Any
 
 def _names(function: Any) -> list[str]:
     parameters = inspect.signature(function).parameters.values()
-    return [one.name for one in parameters if one.kind is inspect.Parameter.KEYWORD_ONLY]
+    return [one.name for one in parameters if one.kind is one.KEYWORD_ONLY and one.default is one.empty]

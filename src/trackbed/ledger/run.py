@@ -30,6 +30,7 @@ from trackbed.kernels.integers import check_at_least
 from trackbed.ledger.metrics import MetricsFile
 from trackbed.ledger.record import BLEND, BLENDS, LINE_KEYS, OPEN, check_event
 from trackbed.ledger.recorder import Loss, Observer, Recorder, RunFiles
+from trackbed.ledger.share import in_global_batches
 from trackbed.ledger.steering import Steering, Version, can_be_steered
 from trackbed.ledger.values import checked_numbers, plain_value
 from trackbed.loading.loader import BatchLoader
@@ -120,7 +121,7 @@ class Run:
             self._loaded = None
         self._loader = loader
         if self._steering is not None:
-            self._steering.least_samples = batch_size * loader.num_ranks
+            self._steering.least_samples = loader.global_batch_size
         self._follow_file()
         self._steer()
         return loader
@@ -148,7 +149,8 @@ class Run:
             further: further values of the line, by name.
 
         Raises:
-            ArgumentError: the number of losses is neither 1 nor that of the samples.
+            ArgumentError: the number of losses is neither 1 nor that of the samples; or, of a balanced loader, the
+                samples since the last step are no whole global batches.
             CollectiveError: the line of a step before could not be written, on some rank.
         """
         self._check_open()
@@ -173,6 +175,8 @@ class Run:
             raise ArgumentError(
                 f"loss must be one number, or one for each of {num_samples} samples, found {num_losses}"
             )
+        if self._loader.balance is not None:
+            batches = in_global_batches(batches, self._loader.global_batch_size, self._loader.num_ranks)
         self._loader.pop_hashes()
         if not self._has_begun:
             self._has_begun = True

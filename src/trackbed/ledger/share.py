@@ -5,7 +5,8 @@ from base64 import b64decode, b64encode
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from trackbed.loading.sample_hashes import DIGEST_BYTES, SampleHashes, hash_of_batch
+from trackbed.errors import ArgumentError
+from trackbed.loading.sample_hashes import DIGEST_BYTES, SampleHashes, hash_of_batch, joined
 
 SECONDS: Final = ("stall_seconds", "checkpoint_seconds", "communication_seconds")
 
@@ -31,6 +32,24 @@ def share_of(
         "num_ranks": num_ranks,
         "fields": fields,
     }
+
+
+def in_global_batches(batches: Sequence[SampleHashes], size: int, num_ranks: int) -> list[SampleHashes]:
+    """Joins the micro-batches of a rank to one batch for each global batch.
+
+    Args:
+        batches: micro-batches of one size, which divides `size` / `num_ranks`.
+        size: samples of a global batch.
+        num_ranks: number of ranks that read different samples.
+
+    Raises:
+        ArgumentError: the last global batch is not whole.
+    """
+    num_samples = num_ranks * sum(len(batch.positions) for batch in batches)
+    if num_samples % size:
+        raise ArgumentError(f"a step must have whole global batches of {size} samples, found {num_samples} samples")
+    count = len(batches) * size // num_samples
+    return [joined(batches[first : first + count]) for first in range(0, len(batches), count)]
 
 
 def line_of(step: int, shares: Sequence[dict[str, Any]]) -> dict[str, Any]:

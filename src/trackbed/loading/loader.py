@@ -200,6 +200,11 @@ class BatchLoader(BatchStream):
         return {**sizes, "rank_seed": seed, "skip": self._skipped.ranges(), "balance": self.balance}
 
     @property
+    def global_batch_size(self) -> int:
+        """Samples that are read together: those of a global batch with `balanced`, else of a batch of all ranks."""
+        return self._whole
+
+    @property
     def balance(self) -> dict[str, int] | None:
         """`global_batch_size` and `hidden_size` of a loader with `balanced`; None without."""
         sampler = self.sampler

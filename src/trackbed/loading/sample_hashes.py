@@ -27,6 +27,17 @@ class SampleHashes:
     """S."""
 
 
+def joined(batches: Sequence[SampleHashes]) -> SampleHashes:
+    """Returns the samples of one batch or more, one after the other, as one batch.
+
+    >>> joined([SampleHashes([3], b"", [0], 8), SampleHashes([1, 2], b"", [0, 1], 8)]).positions
+    [3, 1, 2]
+    """
+    positions = [position for one in batches for position in one.positions]
+    datasets = [dataset for one in batches for dataset in one.datasets]
+    return SampleHashes(positions, b"".join(one.digests for one in batches), datasets, batches[0].num_tokens)
+
+
 def digests_of(tokens: torch.Tensor) -> bytes:
     """Returns the SHA-256 of each row of `[B, S]` tokens as int64, little-endian.
 
