@@ -17,7 +17,7 @@ from tests.support.files.blends import gpt_config
 from trackbed.datasets.tokenizers.bytes_and_numbers import ByteTokenizer
 from trackbed.errors import ArgumentError, PlanError
 from trackbed.preprocess import PreprocessConfig, inspect_pair, preprocess
-from trackbed.preprocess.tokenise_chunk import Documents, fill_empty, leave_out, without_tokens
+from trackbed.preprocess.columns import Documents, fill_empty, leave_out, without_tokens
 from trackbed.tokens import IndexedDataset, verify_content
 
 RECORDS = [

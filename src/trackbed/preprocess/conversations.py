@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from trackbed.datasets.tokenizers.rust_libraries import panics_as_errors
 from trackbed.preprocess.chat.conversation import TokenIds
-from trackbed.preprocess.chat.encode import ChatEncoder, MarkedDocuments, num_labels, select
+from trackbed.preprocess.chat.encode import ChatEncoder, MarkedDocuments, is_trained_to_end, num_labels, select
 from trackbed.preprocess.columns import Column, Documents
 from trackbed.preprocess.record_error import RecordError
 from trackbed.preprocess.records import BadRecord, ConversationRecord
@@ -72,6 +72,8 @@ class ConversationAppender:
         if column.trained is None:
             return
         is_kept = num_labels(found) > 0
+        if self.eod is not None:
+            is_kept |= is_trained_to_end(found)
         num_empty = int(np.count_nonzero(found.lengths == 0))
         column.dropped += num_empty
         column.trained.untrained += int(np.count_nonzero(~is_kept)) - num_empty

@@ -201,10 +201,12 @@ def select(found: MarkedDocuments, kept: npt.NDArray[np.bool_]) -> MarkedDocumen
     )
 
 
-def last_runs_to_end(found: MarkedDocuments) -> npt.NDArray[np.int64]:
-    """Returns the numbers of the runs that end with their documents."""
+def is_trained_to_end(found: MarkedDocuments) -> npt.NDArray[np.bool_]:
+    """Returns `[D]` True for each document whose last token is trained."""
     documents = np.repeat(np.arange(len(found.counts)), found.counts)
-    return np.flatnonzero(found.runs.sum(axis=1) == found.lengths[documents])
+    at_end = np.zeros(len(found.counts), dtype=np.bool_)
+    at_end[documents[found.runs.sum(axis=1) == found.lengths[documents]]] = True
+    return at_end
 
 
 def _concatenate(parts: Sequence[MarkedDocuments], dtype: np.dtype[Any]) -> MarkedDocuments:

@@ -6,7 +6,7 @@ Shapes: D documents, N spans, R runs of trained tokens, T tokens of all document
 import contextlib
 import unicodedata
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -51,35 +51,25 @@ class TokenRanges:
         Raises:
             RecordError: it cannot be said which characters a token stands for.
         """
-        firsts, stops, counts = [], [], []
-        base = 0
-        ends = None if self._byte_lengths is None else np.cumsum(self._byte_lengths[ids])
-        for parts, length in zip(texts, lengths.tolist(), strict=True):
-            first, stop = self._spans(parts, ids[base : base + length], ends, base)
-            firsts.append(first)
-            stops.append(stop)
-            counts.append(len(first))
-            base += length
-        return _joined(np.array(counts, dtype=np.int64), _all(firsts), _all(stops))
+        counts = np.array([len(parts) // 2 for parts in texts], dtype=np.int64)
+        found = None if self._byte_lengths is None else _spans_by_bytes(texts, self._byte_lengths[ids], lengths)
+        if found is None:
+            spans = [
+                self._spans(parts, part)
+                for parts, part in zip(texts, np.split(ids, np.cumsum(lengths)[:-1]), strict=True)
+            ]
+            found = _all([first for first, _ in spans]), _all([stop for _, stop in spans])
+        return _joined(counts, *found)
 
-    def _spans(
-        self, parts: Sequence[str], ids: npt.NDArray[Any], ends: Numbers | None, base: int
-    ) -> tuple[Numbers, Numbers]:
+    def _spans(self, parts: Sequence[str], ids: npt.NDArray[Any]) -> tuple[Numbers, Numbers]:
         """Returns the first token of each trained span of a text, and the one behind its last."""
-        if len(parts) == 1 or not len(ids):
+        if len(parts) == 1:
             return _NONE, _NONE
         if len(parts) == 2 and not parts[0]:
             return np.zeros(1, dtype=np.int64), np.array([len(ids)], dtype=np.int64)
-        if ends is not None:
-            own = ends[base : base + len(ids)]
-            before = int(ends[base - 1]) if base else 0
-            sizes = [len(part) if part.isascii() else len(part.encode()) for part in parts]
-            if own[-1] - before == sum(sizes) and all(map(_is_normal, parts)):
-                borders = np.fromiter(accumulate(sizes), dtype=np.int64, count=len(sizes)) + before
-                starts = np.concatenate([[before], own[:-1]])
-                return _tokens_between(starts, own, borders)
         starts, stops = self._ranges("".join(parts), ids)
-        return _tokens_between(starts, stops, np.fromiter(accumulate(map(len, parts)), dtype=np.int64))
+        ends = np.cumsum([len(part) for part in parts])
+        return _tokens_between(starts, stops, ends[:-1:2][: len(parts) // 2], ends[1::2])
 
     def _ranges(self, text: str, ids: npt.NDArray[Any]) -> tuple[Numbers, Numbers]:
         """Returns the first character of each token in a text, and the one behind its last."""
@@ -106,23 +96,46 @@ def _all(parts: Sequence[Numbers]) -> Numbers:
     return np.concatenate([_NONE, *parts])
 
 
+def _spans_by_bytes(texts: Sequence[Sequence[str]], sizes: Numbers, lengths: Numbers) -> tuple[Numbers, Numbers] | None:
+    """Returns the spans of tokens of all texts; None if the sizes of a text's tokens do not add up to its own.
+
+    Args:
+        texts: D texts in parts, of which every second one is trained.
+        sizes: `[T]` bytes of each token.
+        lengths: `[D]` tokens of each text.
+    """
+    parts = list(chain.from_iterable(texts))
+    if not all(map(_is_normal, parts)):
+        return None
+    ends = np.cumsum([len(part) if part.isascii() else len(part.encode()) for part in parts])
+    last_parts = np.cumsum([len(one) for one in texts]) - 1
+    stops = np.concatenate([[0], np.cumsum(sizes)])
+    last_tokens = np.cumsum(lengths)
+    if (stops[last_tokens] != ends[last_parts]).any():
+        return None
+    is_trained = np.fromiter((number % 2 == 1 for one in texts for number in range(len(one))), dtype=np.bool_)
+    at = np.flatnonzero(is_trained)  # never the first part
+    first, stop = _tokens_between(stops[:-1], stops[1:], ends[at - 1], ends[at])
+    base = np.repeat(last_tokens - lengths, [len(one) // 2 for one in texts])
+    return first - base, stop - base
+
+
 def _is_normal(text: str) -> bool:
     """True if Unicode's normal form C, which some tokenizers bring texts into, leaves a text as it is."""
     return text.isascii() or unicodedata.is_normalized("NFC", text)
 
 
-def _tokens_between(starts: Numbers, stops: Numbers, borders: Numbers) -> tuple[Numbers, Numbers]:
-    """Returns the tokens of every second part of a text: those that share a byte or a character with it.
+def _tokens_between(starts: Numbers, stops: Numbers, begins: Numbers, ends: Numbers) -> tuple[Numbers, Numbers]:
+    """Returns the first token, and the one behind the last, that share a byte or a character with each span.
 
     Args:
         starts: `[T]` first byte or character of each token.
         stops: `[T]` those behind the last ones.
-        borders: ends of all parts of the text.
+        begins: `[N]` first byte or character of each span.
+        ends: `[N]` those behind the last ones.
     """
-    begins, ends = borders[:-1:2], borders[1::2]
-    first = np.searchsorted(stops, begins[: len(ends)], side="right")
-    stop = np.searchsorted(starts, ends, side="left")
-    return np.where(ends > begins[: len(ends)], first, stop), stop
+    first, stop = np.searchsorted(stops, begins, side="right"), np.searchsorted(starts, ends, side="left")
+    return np.where(ends > begins, first, stop), stop
 
 
 def _joined(counts: Numbers, firsts: Numbers, stops: Numbers) -> Runs:
