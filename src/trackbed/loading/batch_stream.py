@@ -16,6 +16,7 @@ import torch
 
 from trackbed.cancellation import Flag
 from trackbed.datasets import Batch, BlendedDataset
+from trackbed.datasets.batches.context import WHOLE, Context
 from trackbed.datasets.batches.reader import ReadsBatches
 from trackbed.datasets.blend.dataset import SplitDataset
 from trackbed.datasets.config import COMPUTED
@@ -26,7 +27,7 @@ from trackbed.files.stores.waiting import ends_with
 from trackbed.kernels import FetchedBytes
 from trackbed.kernels.integers import check_at_least
 from trackbed.loading.device import DeviceBatch, DeviceCopies, on_device, with_index
-from trackbed.loading.pack_layouts import LayoutName, check_layout, layout_of
+from trackbed.loading.pack_layouts import LayoutName, check_context, check_layout, layout_of
 from trackbed.loading.position import BatchSampler, CountedBatches, check_data, check_mapping
 from trackbed.loading.read_ahead import ReadAhead, fetch_ahead
 from trackbed.loading.ring import Ring
@@ -96,6 +97,9 @@ class BatchStream:
         layout: of a dataset in the order "packed", how packs are laid out: "thd", "torch" or "bridge", see
             `trackbed.loading.pack_layouts`; None for rows `[B, S]`.
         pad_borders: True for as many borders of documents in each batch, as CUDA graphs need them.
+        context_rank: of a dataset in the order "packed", number of this rank among those that share each pack by
+            context parallelism, in `[0, context_size)`. It gathers its places alone, those of `slice_for_context`.
+        context_size: number of these ranks.
 
     Raises:
         ArgumentError: an argument is out of range.
@@ -112,9 +116,14 @@ class BatchStream:
         device: torch.device | str | None = None,
         layout: LayoutName | None = None,
         pad_borders: bool = False,
+        context_rank: int = 0,
+        context_size: int = 1,
     ) -> None:
         _check(dataset, ahead=ahead, num_threads=num_threads, pinned=pinned, device=device)
         check_layout(dataset, layout)
+        context = Context(context_rank, context_size)
+        check_context(dataset, context)
+        self._part: dict[str, Any] = {} if context == WHOLE else {"context": context}
         self._layout = None if layout is None else layout_of(layout, pads_borders=pad_borders)
         self.dataset = dataset
         self.sampler = batch_sampler if isinstance(batch_sampler, BatchSampler) else CountedBatches(batch_sampler)
@@ -239,7 +248,15 @@ class BatchStream:
             self._leave(self._run)
 
     def hash_samples(self) -> None:
-        """Takes the SHA-256 of each sample of further iterations, where batches are read ahead."""
+        """Takes the SHA-256 of each sample of further iterations, where batches are read ahead.
+
+        Raises:
+            ArgumentError: the loader gathers parts of samples.
+        """
+        if self._part:
+            raise ArgumentError(
+                "hashes are of whole samples, found context_size above 1; slice_for_context cuts batches"
+            )
         self.close()
         self._hashed = []
 
@@ -335,9 +352,9 @@ class BatchStream:
     def _gather(self, indices: Sequence[int], fetched: FetchedBytes | None, ended: Flag) -> Batch:
         memory = self._memory(len(indices))
         if fetched is None:
-            return self.dataset.gather(indices, memory, num_threads=self._num_threads)
+            return self.dataset.gather(indices, memory, num_threads=self._num_threads, **self._part)
         with ends_with(ended):
-            return self.dataset.gather(indices, memory, num_threads=self._num_threads, fetched=fetched)
+            return self.dataset.gather(indices, memory, num_threads=self._num_threads, fetched=fetched, **self._part)
 
     def _with_bytes(self, jobs: Iterable[_Job], ended: Flag) -> Generator[tuple[_Job, FetchedBytes | None], None, None]:
         """Yields batches to gather, each with bytes if there are pairs in object stores."""
@@ -358,7 +375,7 @@ class BatchStream:
     def _memory(self, size: int) -> Batch | None:
         """Memory to gather a batch into, or None if `gather` is to allocate it."""
         free = self._ring.take(size) if self._is_reused else None
-        return free if free is not None else self.dataset.empty_batch(size, pinned=self._pinned)
+        return free if free is not None else self.dataset.empty_batch(size, pinned=self._pinned, **self._part)
 
     def _tokens(self, batch: Batch) -> Any:
         """`[K]` number of tokens of each dataset in a batch; of T5, tokens of the encoder."""

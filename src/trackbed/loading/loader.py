@@ -11,6 +11,7 @@ import torch
 
 from trackbed.comm.launch import parse_launch, threads_per_rank
 from trackbed.comm.torch_group import current_group
+from trackbed.datasets.batches.context import Context
 from trackbed.datasets.batches.reader import check_split
 from trackbed.datasets.blend.dataset import SplitDataset
 from trackbed.datasets.config import COMPUTED
@@ -18,7 +19,7 @@ from trackbed.errors import ArgumentError
 from trackbed.kernels.integers import check_at_least
 from trackbed.loading.balanced_sampler import BalancedSampler
 from trackbed.loading.batch_stream import BatchStream
-from trackbed.loading.pack_layouts import LayoutName
+from trackbed.loading.pack_layouts import LayoutName, check_context
 from trackbed.loading.samplers import Passes
 from trackbed.loading.skipped import Skipped
 from trackbed.plural import number_of
@@ -67,6 +68,11 @@ class BatchLoader(BatchStream):
             `cu_seq_q`, `cu_seq_k`, `max_q` and `max_k`; "bridge" with the names of Megatron-Bridge, for a batch of one
             pack; None for rows `[B, S]`.
         pad_borders: True for as many borders of documents in each batch, as CUDA graphs need them.
+        context_rank: of a dataset in the order "packed", number of this rank among those that share each sample by
+            context parallelism, in `[0, context_size)`. It gathers its places alone: the part of the batch that
+            `trackbed.loading.slice_for_context` returns.
+        context_size: number of these ranks; the option `pack_multiple` must be a multiple of twice of it. With more
+            than 1, `rank` and `num_ranks` must be given, which all of them have in common.
         balanced: of a dataset in the order "packed", True to give all ranks the same work in each global batch, in the
             place of `shuffle_ranks`: see `trackbed.BalancedSampler`. Needs `global_batch_size` and `hidden_size`, and
             drops the samples at the end that do not fill a global batch.
@@ -99,12 +105,20 @@ class BatchLoader(BatchStream):
         skip: Iterable[Sequence[int]] = (),
         layout: LayoutName | None = None,
         pad_borders: bool = False,
+        context_rank: int = 0,
+        context_size: int = 1,
         balanced: bool = False,
         global_batch_size: int | None = None,
         hidden_size: int | None = None,
     ) -> None:
-        rank, size = _place() if rank is None and num_ranks is None else _given_place(rank, num_ranks)
         check_split(dataset)
+        check_context(dataset, Context(context_rank, context_size))
+        if context_size > 1 and rank is None and num_ranks is None:
+            raise ArgumentError(
+                f"rank and num_ranks must be given with context_size={context_size}: ranks of a context read the same "
+                "samples"
+            )
+        rank, size = _place() if rank is None and num_ranks is None else _given_place(rank, num_ranks)
         check_at_least(1, batch_size=batch_size)
         check_at_least(0, consumed_samples=consumed_samples)
         if not isinstance(drop_last, (bool, np.bool_)):
@@ -171,6 +185,8 @@ class BatchLoader(BatchStream):
             device=device,
             layout=layout,
             pad_borders=pad_borders,
+            context_rank=context_rank,
+            context_size=context_size,
         )
 
     def __len__(self) -> int:

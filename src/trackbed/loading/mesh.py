@@ -6,12 +6,11 @@ Shapes: B samples of a batch, S tokens of a sample.
 from collections.abc import Mapping
 from typing import Any, Final
 
-import numpy as np
-import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
 from trackbed.comm.torch_group import device_for
+from trackbed.datasets.batches.context import OF_PLACES, Context, places_of, slice_rows
 from trackbed.errors import ArgumentError, CollectiveError
 from trackbed.kernels.integers import check_at_least
 
@@ -35,18 +34,19 @@ def slice_for_context(batch: Mapping[str, torch.Tensor], rank: int, size: int) -
     Samples are cut into 2 x size equal parts, of which the rank has the rank-th one and the one that is as far from the
     end: with causal attention all ranks then have the same work. As `get_batch_on_this_cp_rank` of Megatron Core. Of
     packs end to end, as `BatchLoader` with a `layout` returns them, each segment is cut in this way, as by
-    TransformerEngine's `thd_get_partitioned_indices`; their borders and counts stay those of the whole batch.
+    TransformerEngine's `thd_get_partitioned_indices`; their borders and counts stay those of the whole batch. So is
+    each segment of rows of packs. `BatchLoader` with `context_size` gathers this part alone.
 
     Args:
         batch: tensors by name: `[B, S, ...]`, which are cut in their second axis, an `attention_mask` `[B, 1, S, S]`,
             which is cut in its third, and tensors of one axis, such as `dataset_id`, which stay as they are; or packs
-            end to end, `[1, T]`, with their borders.
+            with their borders, end to end, `[1, T]`, or in rows, `[B, S]`.
         rank: number of the rank in its context-parallel group, in `[0, size)`.
         size: ranks of that group, at least 1.
 
     Raises:
-        ArgumentError: S or the length of a segment is no multiple of 2 x size, the batch has rows with borders, or
-            `rank` is none.
+        ArgumentError: S or the length of a segment is no multiple of 2 x size, the borders are not those of the packs,
+            or `rank` is none.
 
     >>> slice_for_context({"tokens": torch.arange(8)[None]}, 1, 2)["tokens"]
     tensor([[2, 3, 4, 5]])
@@ -60,6 +60,8 @@ def slice_for_context(batch: Mapping[str, torch.Tensor], rank: int, size: int) -
     named = next((name for name in _ENDS if name in batch), None)
     if named is None:
         return {name: _cut(name, tensor, rank, size) for name, tensor in batch.items()}
+    if batch[named].dim() == 2 and len(batch[named]) != 1:
+        return _slice_rows(batch, named, Context(rank, size))
     borders = batch[named].reshape(-1)
     others = (*_ENDS, *_LONGEST, *_COUNTS, "dataset_id")
     length = int(borders[-1]) if len(borders) else 0
@@ -69,30 +71,22 @@ def slice_for_context(batch: Mapping[str, torch.Tensor], rank: int, size: int) -
             f"a batch with borders must be packs end to end, [1, {length}] by {named}, found {wrong[0]} of shape "
             f"{list(batch[wrong[0]].shape)}: give BatchLoader a layout"
         )
-    places = torch.from_numpy(_places(borders.cpu().numpy(), rank, size)).to(borders.device)
+    places = torch.from_numpy(places_of(borders.cpu().numpy(), Context(rank, size))).to(borders.device)
     return {name: one if name in others else one.index_select(1, places) for name, one in batch.items()}
 
 
-def _places(borders: npt.NDArray[np.int32], rank: int, size: int) -> npt.NDArray[np.int64]:
-    """Returns the places of a rank: of each segment the rank-th of 2 x size parts, and the one as far from its end.
-
-    >>> _places(np.array([0, 4, 4, 12]), 0, 2).tolist(), _places(np.array([0, 4, 4, 12]), 1, 2).tolist()
-    ([0, 3, 4, 5, 10, 11], [1, 2, 6, 7, 8, 9])
-    """
-    if len(borders) < 2 or borders[0] != 0 or (np.diff(borders) < 0).any():
-        raise ArgumentError(f"borders must begin with 0 and never fall, found {borders.tolist()[:8]}")
-    starts, lengths = borders[:-1].astype(np.int64), np.diff(borders).astype(np.int64)
-    odd = np.flatnonzero(lengths % (2 * size))
-    if len(odd):
+def _slice_rows(batch: Mapping[str, torch.Tensor], named: str, context: Context) -> dict[str, torch.Tensor]:
+    """Returns the part of rows of packs that a rank has."""
+    borders = batch[named]
+    length = int(borders[0, -1]) if borders.numel() else batch["tokens"].shape[1]
+    shape = (len(borders), length)
+    wrong = [name for name in OF_PLACES if name in batch and tuple(batch[name].shape) != shape]
+    if wrong or "attention_mask" in batch:
+        name = wrong[0] if wrong else "attention_mask"
         raise ArgumentError(
-            f"segments must have a multiple of {2 * size} places for {size} ranks, found {lengths[odd[0]]}: "
-            f"pack with pack_multiple={2 * size}"
+            f"rows with borders must be {list(shape)} by {named}, found {name} of shape {list(batch[name].shape)}"
         )
-    parts = lengths // (2 * size)
-    firsts = np.stack([starts + rank * parts, starts + (2 * size - 1 - rank) * parts], axis=1).reshape(-1)
-    counts = np.repeat(parts, 2)
-    ends = np.cumsum(counts)
-    return np.repeat(firsts - (ends - counts), counts) + np.arange(ends[-1] if len(ends) else 0)
+    return slice_rows(batch, borders, context)
 
 
 def _cut(name: str, tensor: torch.Tensor, rank: int, size: int) -> torch.Tensor:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 
 from trackbed.datasets import Batch
+from trackbed.datasets.batches.context import WHOLE, Context
 from trackbed.errors import ArgumentError
 
 LayoutName = Literal["thd", "torch", "bridge"]
@@ -96,7 +97,7 @@ def borders_of(batch: Mapping[str, torch.Tensor], *, pads_borders: bool) -> Bord
     Raises:
         ArgumentError: T is too large for int32.
 
-    >>> rows = {"tokens": torch.zeros((2, 4)), "cu_seqlens": torch.tensor([[0, 3, 3], [0, 2, 4]], dtype=torch.int32)}
+    >>> rows = {"cu_seqlens": torch.tensor([[0, 3, 3], [0, 2, 4]], dtype=torch.int32)}
     >>> rows["cu_seqlens_padded"] = torch.tensor([[0, 3, 4], [0, 2, 4]], dtype=torch.int32)
     >>> rows["cu_trained_tokens"] = torch.tensor([[0, 1, 1], [0, 0, 2]], dtype=torch.int32)
     >>> [one.tolist() for one in borders_of(rows, pads_borders=False)]
@@ -104,9 +105,9 @@ def borders_of(batch: Mapping[str, torch.Tensor], *, pads_borders: bool) -> Bord
     """
     logical, padded = batch["cu_seqlens"].numpy(), batch["cu_seqlens_padded"].numpy()
     trained = batch["cu_trained_tokens"].numpy()
-    size, length = batch["tokens"].shape
-    if size * length > _HIGHEST:
-        raise ArgumentError(f"a batch must have at most {_HIGHEST} places for borders of int32, found {size * length}")
+    num_places = int(padded[:, -1].sum(dtype=np.int64))  # of all ranks of a context
+    if num_places > _HIGHEST:
+        raise ArgumentError(f"a batch must have at most {_HIGHEST} places for borders of int32, found {num_places}")
     is_end = padded[:, 1:] > padded[:, :-1]
     num_ends = int(np.count_nonzero(is_end))
     found = np.zeros((3, 1 + (is_end.size if pads_borders else num_ends)), dtype=np.int32)
@@ -132,6 +133,21 @@ def _longest(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """The padded length of the longest document."""
     found = batch["max_seqlen"]
     return found.max() if len(found) else torch.zeros((), dtype=torch.int32)
+
+
+def check_context(dataset: Any, context: Context) -> None:
+    """Raises an ArgumentError unless a rank can gather its part of each pack of a dataset."""
+    context.check()
+    if context == WHOLE:
+        return
+    config = getattr(dataset, "config", None)
+    order, multiple = getattr(config, "order", None), getattr(config, "pack_multiple", 1)
+    if order != "packed":
+        raise ArgumentError(f"context_size={context.size} needs a dataset in the order 'packed', found {order!r}")
+    if multiple % (2 * context.size):
+        raise ArgumentError(
+            f"pack_multiple must be a multiple of {2 * context.size} for context_size {context.size}, found {multiple}"
+        )
 
 
 def check_layout(dataset: Any, name: str | None) -> None:

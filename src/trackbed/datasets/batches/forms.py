@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from trackbed.datasets.batches.context import WHOLE, Context
 from trackbed.datasets.batches.reader import BatchForm
 from trackbed.datasets.gpt import sample
 from trackbed.datasets.gpt.config import GPTDatasetConfig
@@ -115,7 +116,7 @@ class PackedSpec:
     """Specification of the tensors in batches of packs. See `BatchSpec`."""
 
     length: int
-    """S."""
+    """S, of a rank's part of each pack."""
     num_borders: int
     """M, at least two more than the pieces of a pack."""
     dataset_id: torch.dtype | None
@@ -152,17 +153,27 @@ class PackedForm(BatchForm):
         members: the datasets that packs are drawn from.
         config: their configuration.
         dataset_id: dtype of the dataset's number in a batch, or None to leave it out.
+        context: the rank whose places of each pack are gathered.
     """
 
     spec: PackedSpec
 
     def __init__(
-        self, members: Sequence[PackedSamples], config: GPTDatasetConfig, *, dataset_id: torch.dtype | None
+        self,
+        members: Sequence[PackedSamples],
+        config: GPTDatasetConfig,
+        *,
+        dataset_id: torch.dtype | None,
+        context: Context = WHOLE,
     ) -> None:
-        self._members = members
+        self._members, self._config = members, config
         num_borders = 2 + max(one.packs.most_pieces for one in members)
-        self._shape = PackedShape(config.sequence_length, config.pack_multiple, num_borders)
-        self.spec = PackedSpec(length=config.sequence_length, num_borders=num_borders, dataset_id=dataset_id)
+        self._shape = PackedShape(config.sequence_length, config.pack_multiple, num_borders, *context)
+        self.spec = PackedSpec(length=self._shape.own_length, num_borders=num_borders, dataset_id=dataset_id)
+
+    def in_context(self, context: Context) -> "PackedForm":
+        """Returns the form of a rank's part of these batches."""
+        return PackedForm(self._members, self._config, dataset_id=self.spec.dataset_id, context=context)
 
     def gather(
         self,

@@ -15,6 +15,7 @@ import torch
 import torch.utils.data
 
 from trackbed.datasets.batches.batch import Batch, BatchSpec
+from trackbed.datasets.batches.context import WHOLE, Context, slice_rows
 from trackbed.datasets.batches.sources import FileBacked, Sources
 from trackbed.datasets.samples import IndexArrays, SampleLocations
 from trackbed.errors import ArgumentError, FormatError
@@ -108,6 +109,7 @@ class ReadsBatches(ABC):
         *,
         num_threads: int | None = None,
         fetched: FetchedBytes | None = None,
+        context: Context = WHOLE,
     ) -> Batch:
         """Returns the samples at these positions, stacked.
 
@@ -120,6 +122,7 @@ class ReadsBatches(ABC):
             out: batch to overwrite and return, from any dataset with equal keys, shapes and dtypes; None for a new one.
             num_threads: at least 1; None for the number of cores that the process may run on.
             fetched: bytes of objects that were fetched before; others are fetched.
+            context: rank among those that share each sample, whose part is returned; in the order "packed" alone.
 
         Returns:
             `[B, ...]` tensors by the keys of a sample.
@@ -136,22 +139,33 @@ class ReadsBatches(ABC):
                 f"out must be a Batch, as gather and empty_batch return it, found a {type(out).__name__}"
             )
         positions = _positions(indices)
-        reader = self._batch_reader()
+        reader = self._reader_in(context)
         found = None
         if reader is not None:
             found = reader.gather(self._draw(positions), out, num_threads=num_threads, fetched=fetched)
-        return _stacked(self, positions, out) if found is None else found
+        if found is not None:
+            return found
+        if context == WHOLE:
+            return _stacked(self, positions, out)
+        whole = _stacked(self, positions, None)
+        return Batch(slice_rows(whole, whole["cu_seqlens_padded"], context))
 
-    def empty_batch(self, size: int, *, pinned: bool = False) -> Batch | None:
+    def _reader_in(self, context: Context) -> "BatchReader | None":
+        """Returns the reader of a rank's part of the samples."""
+        reader = self._batch_reader()
+        return reader if reader is None or context == WHOLE else reader.in_context(context)
+
+    def empty_batch(self, size: int, *, pinned: bool = False, context: Context = WHOLE) -> Batch | None:
         """Allocates a batch to be passed as `out`. Returns None if samples are read one by one.
 
         Args:
             size: B, at least 0.
             pinned: True for page-locked memory, from which copies to a GPU are asynchronous.
+            context: as in `gather`.
         """
         if size < 0:
             raise ArgumentError(f"size must be at least 0, found {size}")
-        reader = self._batch_reader()
+        reader = self._reader_in(context)
         return None if reader is None else reader.empty_batch(size, pinned=pinned)
 
     def __getitems__(self, indices: Indices) -> list[dict[str, Any]]:
@@ -211,6 +225,14 @@ class BatchForm(ABC):
     def shared(self) -> Mapping[str, torch.Tensor]:
         """Tensors that all samples share, by name."""
 
+    def in_context(self, context: Context) -> "BatchForm":
+        """Returns the form of a rank's part of these batches.
+
+        Raises:
+            ArgumentError: these batches are not divided while they are gathered.
+        """
+        raise ArgumentError(f"context must be {WHOLE} but for samples in the order 'packed', found {context}")
+
 
 class BatchReader:
     """Gathers batches from the samples of K datasets.
@@ -225,6 +247,13 @@ class BatchReader:
         self._sources = Sources(members)
         _READERS.add(self)
         self._form = form
+        self._in_contexts: dict[Context, BatchReader] = {}
+
+    def in_context(self, context: Context) -> "BatchReader":
+        """Returns the reader of a rank's part of the same samples."""
+        if context not in self._in_contexts:
+            self._in_contexts[context] = BatchReader(self._members, self._form.in_context(context))
+        return self._in_contexts[context]
 
     def reset(self) -> None:
         """Unmaps everything: a process may be forked while another thread changes the tables."""
