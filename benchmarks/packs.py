@@ -1,8 +1,10 @@
-"""`python -m benchmarks.packs`: what packs of whole documents cost, on one core, as two Markdown tables.
+"""`python -m benchmarks.packs`: what packs of whole documents cost, on one core, as Markdown tables.
 
 The first one plans packs of lognormal lengths (median 500, sigma 1.2), from the lengths to the first pack, and finds
 others at random. The second one reads batches of 8 samples of 4,096 places from the page cache, in turn with stretches
-of the same text in the order "instant".
+of the same text in the order "instant". The third one deals the packs of global batches to ranks, with and without
+balance: the highest cost of a rank over the mean, in a step and where ranks wait for each other at each pack; and the
+time that a rank takes for the assignment of a global batch.
 """
 
 import statistics
@@ -14,16 +16,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from benchmarks.harness import machine
 from trackbed.builder import BlendedMegatronDatasetBuilder
 from trackbed.datasets import GPTDataset, GPTDatasetConfig, NullTokenizer
+from trackbed.index import InstantOrder
+from trackbed.index.pack_costs import CostTables
 from trackbed.index.packing import Packs
+from trackbed.index.rank_shuffle import part_of_rank
+from trackbed.kernels.pack_balance import deal_packs
 from trackbed.kernels.packing import PackShape, count_items, plan_packs
 from trackbed.loading import BatchStream
 from trackbed.tokens import IndexedDatasetBuilder
 
 BATCH, LENGTH, ROUNDS, ROUND = 8, 4096, 7, 60
+RANKS, HIDDEN, STEPS = 512, 4096, 20
 CASES = ((10**6, 4096, None), (10**7, 32768, None), (10**8, 32768, 100_000))
 MEANS = (1000, 150)
 
@@ -97,6 +105,41 @@ def read(folder: Path, mean: int) -> str:
     return f"| {mean:,} | {speeds['stretches']:,.0f} | {speeds['packs']:,.0f} | {ratio:.2f} |"
 
 
+def lengths_of(kind: str, size: int) -> npt.NDArray[np.int32]:
+    """Lengths of conversations, or of text a part of which is long."""
+    rng = np.random.default_rng(7)
+    if kind == "sft":
+        drawn = rng.lognormal(np.log(500), 1.2, size)
+    else:
+        is_long = rng.random(size) < 0.03
+        drawn = rng.lognormal(np.where(is_long, np.log(40_000), np.log(1_500)), 0.8)
+    return np.maximum(2, drawn).astype(np.int32)
+
+
+def balance(kind: str, packs_of_rank: int) -> str:
+    """Deals the packs of some steps; returns a row of the third table."""
+    packs = Packs(lengths_of(kind, 10**7), PackShape(32768))
+    order = InstantOrder(sizes=[len(packs)], weights=[1], seed=1, num_samples=len(packs))
+    tables = CostTables(packs, hidden_size=HIDDEN)
+    size = RANKS * packs_of_rank
+    found: list[tuple[float, ...]] = []
+    seconds = []
+    for step in range(min(STEPS, len(packs) // size)):
+        started = time.perf_counter()
+        _, visits = order.locate_visits(np.arange(step * size, (step + 1) * size))
+        costs = tables.find(visits)
+        dealt = deal_packs(costs, RANKS)
+        part_of_rank(7, RANKS, seed=1, position=step * size)
+        seconds.append(time.perf_counter() - started)
+        plain = costs.reshape(packs_of_rank, RANKS)
+        of_rounds = [one.max(axis=1).sum() / one.mean(axis=1).sum() for one in (plain, costs[dealt])]
+        loads = [one.sum(axis=0) for one in (plain, costs[dealt])]
+        found.append((*(one.max() / one.mean() for one in loads), *of_rounds))
+    worst = np.max(found, axis=0).tolist()
+    cells = (kind, str(packs_of_rank), *(f"{one:.3f}" for one in worst), f"{1e3 * statistics.median(seconds):.2f} ms")
+    return f"| {' | '.join(cells)} |"
+
+
 def main() -> None:
     """Prints the tables."""
     print(f"{machine()}, one core\n")
@@ -108,6 +151,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for mean in MEANS:
             print(read(Path(folder), mean), flush=True)
+    print(f"\n| lengths, {RANKS} ranks | packs of a rank | step | balanced | by pack | balanced | assignment |")
+    print("|---|---:|---:|---:|---:|---:|---:|")
+    for kind in ("sft", "long"):
+        for packs_of_rank in (4, 16):
+            print(balance(kind, packs_of_rank), flush=True)
 
 
 if __name__ == "__main__":

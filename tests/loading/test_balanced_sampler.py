@@ -61,6 +61,13 @@ def test_costs_are_those_of_the_documents_in_a_pack(prefixes, count, options):
     assert found.tolist() == [cost_of(data, position) for position in positions.tolist()]
 
 
+def test_datasets_without_packs_cost_nothing(prefixes, tmp_path):
+    empty = write(tmp_path / "empty", [1, 1, 0])
+    data = packed(None, [prefixes[0], empty, prefixes[2]], weights=[1, 0, 2], sequence_length=32)
+    found = StepCosts(data, hidden_size=HIDDEN).find(np.arange(60))
+    assert found.tolist() == [cost_of(data, position) for position in range(60)]
+
+
 @given(st.integers(1, 7), st.integers(0, 6), st.data())
 def test_the_kernel_deals_as_the_reference(num_ranks, rounds, draw):
     size = num_ranks * rounds

@@ -1,10 +1,10 @@
 """Cost of packs, looked up in tables that are made when they are first needed.
 
-Shapes: B packs.
+Shapes: B packs, P packs in all.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from threading import Lock
 from typing import Any, Final
 
@@ -45,10 +45,11 @@ class CostTables:
         found = np.empty(len(packs), dtype=np.int64)
         for window, places in places_by_group(self._packs.windows_of(packs)):
             own = packs[places] - self._packs.first_pack(window)
-            found[places] = find_costs(self._table(window), own.astype(np.uint64))
+            found[places] = find_costs(self.table(window), own.astype(np.uint64))
         return found
 
-    def _table(self, window: int) -> PackCosts:
+    def table(self, window: int) -> PackCosts:
+        """Returns the costs of the packs of a window, which are numbered from 0 on."""
         with self._lock:
             kept = self._kept.get(window)
             if kept is not None:
@@ -60,6 +61,17 @@ class CostTables:
             while len(self._kept) > 1 and sum(one.num_bytes for one in self._kept.values()) > _MOST_BYTES:
                 self._kept.popitem(last=False)
         return made
+
+
+def join_tables(tables: Sequence[PackCosts], first_packs: npt.NDArray[np.int64]) -> PackCosts:
+    """Returns the costs of the packs of several tables as one.
+
+    Args:
+        tables: `[K]` tables.
+        first_packs: `[K]` number in the joined table of the first pack of each.
+    """
+    firsts = [one.first_packs + np.uint64(first) for one, first in zip(tables, first_packs.tolist(), strict=True)]
+    return PackCosts(np.concatenate(firsts), np.concatenate([one.costs for one in tables]))
 
 
 def places_by_group(groups: npt.NDArray[np.integer[Any]]) -> Iterator[tuple[int, Any]]:

@@ -6,6 +6,7 @@ Shapes: G samples of a global batch, R ranks, K datasets.
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -17,10 +18,10 @@ from trackbed.datasets.blend.dataset import SplitDataset
 from trackbed.datasets.gpt.packed import PackedSamples
 from trackbed.errors import ArgumentError
 from trackbed.index import InstantOrder
-from trackbed.index.pack_costs import CostTables, places_by_group
+from trackbed.index.pack_costs import CostTables, join_tables, places_by_group
 from trackbed.index.rank_shuffle import part_of_rank
 from trackbed.kernels.integers import check_at_least
-from trackbed.kernels.pack_balance import MOST_HIDDEN, deal_packs
+from trackbed.kernels.pack_balance import MOST_HIDDEN, PackCosts, deal_packs, find_costs
 from trackbed.loading.position import BalancedOrder, Position
 from trackbed.loading.samplers import Passes, is_sequential
 
@@ -122,7 +123,8 @@ class BalancedSampler(Passes):
 
     def _own(self, positions: Sequence[int]) -> list[int]:
         """Returns the samples of this rank in a global batch, round by round."""
-        places = np.asarray(positions, dtype=np.int64)
+        is_range = isinstance(positions, range)  # which NumPy would convert number by number
+        places = np.arange(positions[0], positions[-1] + 1) if is_range else np.asarray(positions, dtype=np.int64)
         dealt = deal_packs(self._costs.find(places), self.data_parallel_size)
         part = part_of_rank(
             self.data_parallel_rank, self.data_parallel_size, seed=self.rank_seed, position=positions[0]
@@ -226,8 +228,10 @@ class StepCosts:
         self._members = [one for one in samples if isinstance(one, PackedSamples)]
         if len(self._members) < len(members):
             raise ArgumentError(f"balance needs datasets of packs alone, found others in {dataset!r}")
-        self._hidden_size = hidden_size
-        self._tables: dict[int, CostTables] = {}
+        self._tables = [CostTables(one.packs, hidden_size=hidden_size) for one in self._members]
+        self._sizes = np.array([max(one.samples_per_epoch, 1) for one in self._members], dtype=np.int64)
+        self._first_packs = np.cumsum(self._sizes) - self._sizes
+        self._has_windows = any(one.pack_window is not None for one in self._members)
 
     def find(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """`[N]` costs of the packs at `[N]` positions, times 12 h."""
@@ -235,13 +239,15 @@ class StepCosts:
         if not isinstance(order, InstantOrder):
             raise ArgumentError(f"balance needs samples, found none in {self._dataset!r}")
         datasets, visits = order.locate_visits(positions)
+        packs = visits % self._sizes[datasets]
+        if not self._has_windows:
+            return find_costs(self._joined, (packs + self._first_packs[datasets]).astype(np.uint64))
         costs = np.empty(len(positions), dtype=np.int64)
         for number, places in places_by_group(datasets):
-            costs[places] = self._table(number).find(visits[places] % self._members[number].samples_per_epoch)
+            costs[places] = self._tables[number].find(packs[places])
         return costs
 
-    def _table(self, number: int) -> CostTables:
-        if number not in self._tables:
-            packs = self._members[number].packs
-            self._tables[number] = CostTables(packs, hidden_size=self._hidden_size)
-        return self._tables[number]
+    @cached_property
+    def _joined(self) -> PackCosts:
+        """Costs of the packs of all datasets, which are not packed in windows."""
+        return join_tables([one.table(0) for one in self._tables], self._first_packs)
