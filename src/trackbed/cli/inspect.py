@@ -184,6 +184,8 @@ def _draw(inspection: "Inspection", first: "list[FirstDocument]") -> None:
         f"{_modes(inspection)}"
         f".bin {inspection.bin_bytes:,} bytes, .idx {inspection.idx_bytes:,} bytes"
     )
+    if inspection.trained is not None:
+        click.echo(_trained(inspection))
     if inspection.documents:
         mean = inspection.tokens / inspection.documents
         click.echo(
@@ -202,6 +204,21 @@ def _draw(inspection: "Inspection", first: "list[FirstDocument]") -> None:
     for number, document in enumerate(first):
         click.echo(f"document {number}, tokens {document.tokens:,}:")
         click.echo(f"  {printable(document.text)}{'' if document.whole else ' ...'}")
+
+
+def _trained(inspection: "Inspection") -> str:
+    """Says how many tokens are trained.
+
+    Labels are the trained tokens without first ones, which nothing precedes.
+    """
+    found = inspection.trained
+    if found is None:
+        return ""
+    share = f", {found.tokens / inspection.tokens:.1%}" if inspection.tokens else ""
+    return (
+        f"trained tokens {found.tokens:,}{share}; {found.first_tokens:,} of them begin their document, and are no "
+        f"labels; documents without a label {found.untrained:,}"
+    )
 
 
 def _modes(found: "Inspection") -> str:

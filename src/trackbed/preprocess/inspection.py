@@ -15,6 +15,7 @@ from trackbed.errors import FormatError
 from trackbed.files.stores import is_address
 from trackbed.tokens import IndexedDataset, ObjectStorageConfig, SequenceIndex, default_idx_cache
 from trackbed.tokens.content import PairContent
+from trackbed.tokens.trained_tokens import TrainedCounts, TrainedTokens
 from trackbed.tokens.verify import verify_opened
 
 _STEP: Final = 1 << 20  # documents per step: bounds the memory of an inspection
@@ -59,6 +60,8 @@ class Inspection:
     """`[B]` bins without gaps: the first one has the shortest document, the last one the longest."""
     modes: dict[int, int]
     """Number of sequences of each mode; empty for a pair without modes."""
+    trained: TrainedCounts | None = None
+    """Counts of its mask; None if all tokens are trained."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +107,7 @@ def inspect_pair(path_prefix: str, *, idx_cache: str | None = None) -> Inspectio
         longest=longest,
         histogram=_bins(counts),
         modes=_count_modes(_modes_of(index)),
+        trained=None if (trained := TrainedTokens.open(path_prefix)) is None else trained.counts(),
     )
 
 

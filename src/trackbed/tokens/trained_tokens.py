@@ -21,6 +21,7 @@ TRAINED: Final = "mask"
 """Name of the file beside a pair."""
 _MAGIC: Final = b"TBMASK\0\0"
 _VERSION: Final = 1
+_STEP_DOCUMENTS: Final = 1 << 20  # bounds the memory of counts
 _HEADER: Final = struct.Struct("<8sQQQ")
 
 Runs = npt.NDArray[np.uint32]
@@ -83,6 +84,18 @@ class TrainedColumns:
         yield np.frombuffer(self.runs, dtype=np.uint32).astype("<u4", copy=False).tobytes() if self.runs else b""
 
 
+@dataclass(frozen=True, slots=True)
+class TrainedCounts:
+    """Counts of the trained tokens of a pair."""
+
+    tokens: int
+    """Trained tokens."""
+    first_tokens: int
+    """Those that are the first of their document, and so never labels."""
+    untrained: int
+    """Documents in which no token but the first one is trained."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainedTokens:
     """Trained tokens of the documents of a pair. Arrays are mapped."""
@@ -120,6 +133,19 @@ class TrainedTokens:
         for start, count in runs.tolist():
             found[start : start + count] = True
         return found
+
+    def counts(self) -> "TrainedCounts":
+        """Counts trained tokens and documents. Reads all runs."""
+        first_tokens = untrained = 0
+        for start in range(0, len(self), _STEP_DOCUMENTS):
+            firsts = self.firsts[start : start + _STEP_DOCUMENTS + 1].astype(np.int64)
+            runs = self.runs[firsts[0] : firsts[-1]].astype(np.int64)
+            documents = np.repeat(np.arange(len(firsts) - 1), np.diff(firsts))
+            at_first = runs[:, 0] == 0
+            labels = np.bincount(documents, weights=runs[:, 1] - at_first, minlength=len(firsts) - 1)
+            first_tokens += int(at_first.sum())
+            untrained += int((labels == 0).sum())
+        return TrainedCounts(self.num_trained, first_tokens, untrained)
 
     @property
     def num_trained(self) -> int:
