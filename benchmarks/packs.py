@@ -132,9 +132,9 @@ def balance(kind: str, packs_of_rank: int) -> str:
         part_of_rank(7, RANKS, seed=1, position=step * size)
         seconds.append(time.perf_counter() - started)
         plain = costs.reshape(packs_of_rank, RANKS)
-        of_rounds = [one.max(axis=1).sum() / one.mean(axis=1).sum() for one in (plain, costs[dealt])]
+        of_turns = [one.max(axis=1).sum() / one.mean(axis=1).sum() for one in (plain, costs[dealt])]
         loads = [one.sum(axis=0) for one in (plain, costs[dealt])]
-        found.append((*(one.max() / one.mean() for one in loads), *of_rounds))
+        found.append((*(one.max() / one.mean() for one in loads), *of_turns))
     worst = np.max(found, axis=0).tolist()
     cells = (kind, str(packs_of_rank), *(f"{one:.3f}" for one in worst), f"{1e3 * statistics.median(seconds):.2f} ms")
     return f"| {' | '.join(cells)} |"

@@ -69,12 +69,12 @@ def test_datasets_without_packs_cost_nothing(prefixes, tmp_path):
 
 
 @given(st.integers(1, 7), st.integers(0, 6), st.data())
-def test_the_kernel_deals_as_the_reference(num_ranks, rounds, draw):
-    size = num_ranks * rounds
+def test_the_kernel_deals_as_the_reference(num_ranks, turns, draw):
+    size = num_ranks * turns
     costs = draw.draw(st.lists(st.integers(0, 5) | st.integers(0, 2**50), min_size=size, max_size=size))
     found = deal_packs(np.array(costs, dtype=np.int64), num_ranks)
     assert found.T.tolist() == deal_one_by_one(costs, num_ranks)
-    if rounds:
+    if turns:
         in_order = sorted(costs, reverse=True)
         widest = max(in_order[k] - in_order[k + num_ranks - 1] for k in range(0, size, num_ranks))
         loads = [sum(costs[number] for number in own) for own in found.T.tolist()]
@@ -147,7 +147,7 @@ def test_a_run_resumes_inside_a_global_batch_on_any_ranks_that_fit(data, case):
     state = stream.state_dict()
     num_read = steps * size * batch
     whole = sampler(data, 0, 1, batch=1, skip=skip)
-    rest = list(itertools.chain(*whole))[num_read:]  # one rank reads in the order of the rounds
+    rest = list(itertools.chain(*whole))[num_read:]  # one rank reads in the order of the turns
     for other_size, other_batch in SIZES:
         step = other_size * other_batch
         if num_read % 24 % step:
@@ -160,7 +160,7 @@ def test_a_run_resumes_inside_a_global_batch_on_any_ranks_that_fit(data, case):
         changed = [
             ({"whole": 48}, "only with the saved order 'balanced in global batches of 24"),
             ({"hidden": 5}, "hidden size 4, inside"),
-            ({"skip": [[0, 0], [72, 73]]}, "only with the same samples in it"),
+            ({"skip": [[state["consumed_samples"]] * 2]}, "inside"),
         ]
         for options, words in changed:
             with pytest.raises(ArgumentError, match=words):
@@ -191,9 +191,15 @@ def test_a_given_position_is_found_inside_its_global_batch(data):
         pass
     orders = {at: own.state_dict(consumed_samples=at)["order"] for at in (2, 6, 26, 40, 44, 60, 64)}
     found = {at: order.partition(", inside ")[2] for at, order in orders.items()}
-    assert found == {
-        2: "", 6: "[2, 26)", 26: "", 40: "[26, 60)", 44: "[26, 60)", 60: "", 64: "[60, 84)"
-    }  # fmt: skip
+    around = "[26, 60) without 931c56e7"
+    assert found == {2: "", 6: "[2, 26)", 26: "", 40: around, 44: around, 60: "", 64: "[60, 84)"}
+
+
+def test_other_samples_in_the_same_place_are_refused(data):
+    own = sampler(data, batch=4, skip=[[7, 7]])
+    next(iter(own))
+    with pytest.raises(ArgumentError, match=r"inside \[0, 25\) without \w{8}', found .* without"):
+        sampler(data, batch=4, skip=[[8, 8]]).load_state_dict(own.state_dict())
 
 
 @pytest.mark.parametrize(
@@ -291,15 +297,15 @@ def test_ranks_have_about_the_same_work(kind, packs_of_rank):
     packs = Packs(lengths_of(kind, 2_000_000), PackShape(32_768))
     tables = CostTables(packs, hidden_size=4096)
     rng = np.random.default_rng(1)
-    of_steps, of_rounds, of_none = [], [], []
+    of_steps, of_turns, of_none = [], [], []
     for _ in range(5):
         costs = tables.find(rng.permutation(len(packs))[: 512 * packs_of_rank])
         dealt = costs[deal_packs(costs, 512)]
         loads = dealt.sum(axis=0)
         of_steps.append(loads.max() / loads.mean())
-        of_rounds.append(dealt.max(axis=1).sum() / dealt.mean(axis=1).sum())  # where ranks wait at each micro-batch
+        of_turns.append(dealt.max(axis=1).sum() / dealt.mean(axis=1).sum())  # where ranks wait at each micro-batch
         loads = costs.reshape(packs_of_rank, 512).sum(axis=0)
         of_none.append(loads.max() / loads.mean())
     assert np.max(of_steps) <= (1.10 if packs_of_rank == 4 else 1.01)
-    assert packs_of_rank == 4 or np.max(of_rounds) <= 1.03
+    assert packs_of_rank == 4 or np.max(of_turns) <= 1.03
     assert np.mean(of_none) > 1.04

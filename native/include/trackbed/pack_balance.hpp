@@ -26,7 +26,7 @@ void find_costs(std::span<const std::uint64_t> first_packs, std::span<const std:
 
 // Deals packs to ranks: packs are sorted by falling cost, those of one cost by number, and of each `num_ranks`
 // neighbours the heaviest goes to the rank with the least so far, of several such ranks to the first one.
-// `dealt[round * num_ranks + rank]` is the number of the pack of a rank in a round.
+// `dealt[turn * num_ranks + rank]` is the number of the pack that a rank gets in a turn.
 // Requires: `num_ranks` divides the number of packs, and the costs of a rank add up to less than 2**63.
 // O(packs * log(packs)).
 void deal_packs(std::span<const std::int64_t> costs, std::size_t num_ranks, std::span<std::int64_t> dealt);

@@ -68,7 +68,7 @@ def find_costs(known: PackCosts, packs: npt.NDArray[np.uint64]) -> npt.NDArray[n
 
 
 def deal_packs(costs: npt.NDArray[np.int64], num_ranks: int) -> npt.NDArray[np.int64]:
-    """`[B / R, R]` pack of each round and rank.
+    """`[B / R, R]` pack of each turn and rank.
 
     Packs are sorted by falling cost, those of one cost by number. Of each R neighbours the heaviest goes to the rank
     with the least so far, of several such ranks to the first one.

@@ -475,7 +475,7 @@ def best_fit_decreasing(lengths: Sequence[int], capacity: int, most_items: int |
 
 
 def deal_packs(costs: Sequence[int], num_ranks: int) -> list[list[int]]:
-    """Packs of each rank, one of each round: of `num_ranks` neighbours the heaviest for the rank with the least so far.
+    """Packs of each rank, one of each turn: of `num_ranks` neighbours the heaviest for the rank with the least so far.
 
     >>> deal_packs([1, 9, 4, 7], 2)
     [[1, 0], [3, 2]]

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +31,7 @@ class BalancedSampler(Passes):
     """Batch sampler of packs that gives all ranks the same work in each global batch.
 
     A pack costs n + n^2 / (12 h) for each document of n places, where h is the hidden size: the work of a transformer
-    on it. Inside one global batch, packs are sorted by cost, those of one cost by position, and dealt in rounds: of
+    on it. Inside one global batch, packs are sorted by cost, those of one cost by position, and dealt R at a time: of
     each R neighbours the heaviest goes to the rank with the least so far. So each rank has as many packs, and the r-th
     micro-batch costs about the same on all ranks. Which rank has which part is drawn for each global batch by the
     dataset's seed. Every rank computes the same assignment from the lengths of the documents, without communication.
@@ -122,7 +123,7 @@ class BalancedSampler(Passes):
         return self.skipped.num_kept(position) - self.skipped.num_kept(first)
 
     def _own(self, positions: Sequence[int]) -> list[int]:
-        """Returns the samples of this rank in a global batch, round by round."""
+        """Returns the samples of this rank in a global batch, turn by turn."""
         is_range = isinstance(positions, range)  # which NumPy would convert number by number
         places = np.arange(positions[0], positions[-1] + 1) if is_range else np.asarray(positions, dtype=np.int64)
         dealt = deal_packs(self._costs.find(places), self.data_parallel_size)
@@ -167,7 +168,13 @@ class BalancedSampler(Passes):
 
     def _order(self, inside: tuple[int, int] | None) -> BalancedOrder:
         sizes = {"global_batch_size": self.global_batch_size, "hidden_size": self.hidden_size}
-        return BalancedOrder(**sizes, inside=inside)
+        return BalancedOrder(**sizes, inside=inside, left_out=None if inside is None else self._left_out(*inside))
+
+    def _left_out(self, first: int, stop: int) -> str | None:
+        """Checksum of the positions in `[first, stop)` that are left out; None without any."""
+        ranges = [[max(one, first), min(last, stop - 1)] for one, last in self.skipped.ranges()]
+        inside = [one for one in ranges if one[0] <= one[1]]
+        return f"{crc32(repr(inside).encode()):08x}" if inside else None
 
     def resumed(self, state: Mapping[str, Any]) -> Position:
         """Returns the position of a saved state, whose data checksum is not looked at."""

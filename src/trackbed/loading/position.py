@@ -85,7 +85,8 @@ class Position:
 
 _BALANCED: Final = re.compile(
     r"balanced in global batches of (?P<global_batch_size>[1-9][0-9]{0,18}) for hidden size "
-    r"(?P<hidden_size>[1-9][0-9]{0,6})(, inside \[(?P<start>0|[1-9][0-9]{0,18}), (?P<stop>[1-9][0-9]{0,18})\))?"
+    r"(?P<hidden_size>[1-9][0-9]{0,6})(, inside \[(?P<start>0|[1-9][0-9]{0,18}), (?P<stop>[1-9][0-9]{0,18})\)"
+    r"( without (?P<left_out>[0-9a-f]{8}))?)?"
 )
 
 
@@ -101,9 +102,12 @@ class BalancedOrder:
     hidden_size: int
     inside: tuple[int, int] | None = None
     """First position of the global batch that has begun, and the one after its last; None between global batches."""
+    left_out: str | None = None
+    """Checksum of the positions there that are left out; None without any."""
 
     def __str__(self) -> str:
         where = "" if self.inside is None else f", inside [{self.inside[0]}, {self.inside[1]})"
+        where += "" if self.left_out is None else f" without {self.left_out}"
         return f"balanced in global batches of {self.global_batch_size} for hidden size {self.hidden_size}{where}"
 
     @classmethod
@@ -113,9 +117,8 @@ class BalancedOrder:
         if found is None:
             return None
         inside = None if found["start"] is None else (int(found["start"]), int(found["stop"]))
-        return cls(
-            global_batch_size=int(found["global_batch_size"]), hidden_size=int(found["hidden_size"]), inside=inside
-        )
+        sizes = {name: int(found[name]) for name in ("global_batch_size", "hidden_size")}
+        return cls(**sizes, inside=inside, left_out=found["left_out"])
 
 
 def check_mapping(state: object) -> None:
