@@ -28,6 +28,7 @@ FACADES = (
     "trackbed.builder",
     "trackbed.blends",
     "trackbed.loading",
+    "trackbed.losses",
     "trackbed.ledger",
     "trackbed.grads",
     "trackbed.optim",

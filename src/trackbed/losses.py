@@ -17,6 +17,8 @@ from trackbed.comm.torch_group import check_initialized, device_for
 from trackbed.errors import ArgumentError, CollectiveError
 from trackbed.kernels.integers import check_at_least
 
+__all__ = ["StepCounts", "document_mean", "document_weights", "step_counts", "token_mean"]
+
 Batches = Sequence[Mapping[str, torch.Tensor]]
 Exchange = Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]]
 """Collective: sends `[K]` numbers, and returns the `[ranks, K]` numbers of all ranks."""

@@ -206,7 +206,8 @@ def test_the_page_on_packs_runs(first_hour):
     page = how_to("pack-documents")
     (blend,) = snippets("toml", page)
     (first_hour / "packed.toml").write_text(blend)
-    read, write = snippets("python", page)
-    said = run(first_hour, read, write)
+    read, write, train = snippets("python", page)
+    said = run(first_hour, read, write, train)
     assert "torch.Size([1, 2048]) 2048\n" in said
+    assert " trained labels of " in said
     assert (first_hour / "chat.mask").exists()
