@@ -1,7 +1,7 @@
 """Training steps on packs of which a share of the labels is trained: on several ranks, and plainly.
 
-Run as a script with the folder of the pairs and the case, it is one of several processes, and prints the largest
-difference of its parameters from the plain ones.
+Run as a script with the folder of the pairs and the cases, it is one of several processes. It prints the largest
+difference of its parameters from the plain ones, and what it raises where one rank has no counts.
 """
 
 import contextlib
@@ -19,6 +19,7 @@ from torch.nn import functional
 
 from tests.support.files.blends import EOD, build, gpt_config
 from trackbed import BatchLoader, DataParallelOptimizer, DistributedDataParallel, DistributedDataParallelConfig
+from trackbed.errors import TrackbedError
 from trackbed.loading import slice_for_context
 from trackbed.losses import document_mean, step_counts, token_mean
 from trackbed.tokens import IndexedDatasetBuilder
@@ -145,6 +146,10 @@ def main():
             for is_sharded in (False, True):
                 found, totals = steps_of_rank(data, kind, None, micro=1, is_sharded=is_sharded)
                 print(json.dumps([name, kind, difference(found, wanted), totals]), flush=True)
+    try:
+        step_counts([] if dist.get_rank() == 0 else [{"tokens": torch.zeros(1)}])
+    except TrackbedError as error:
+        print(json.dumps([type(error).__name__, str(error)]), flush=True)
     dist.barrier()
     os._exit(0)
 

@@ -61,6 +61,9 @@ def test_steps_are_those_of_one_process(folder, kind, name, size, options):
 @pytest.mark.dist
 def test_steps_of_processes_are_those_of_one(folder):
     found = run_script(RANK, 2, str(folder), *SHARES, limit_seconds=120)
+    errors = [lines.pop() for lines in found]
+    assert errors[0] == ["CollectiveError", "step_counts: rank 1 failed; its own error says why"]
+    assert errors[1][0] == "ArgumentError"
     assert [len(lines) for lines in found] == [4 * len(SHARES)] * 2
     for name, kind, apart, totals in found[0] + found[1]:
         assert apart <= CLOSE, (name, kind)
