@@ -34,11 +34,13 @@ class Block(nn.Module):
             nn.Linear(config.width, 4 * config.width), nn.GELU(), nn.Linear(4 * config.width, config.width)
         )
 
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """`[B, S, W]` to `[B, S, W]`."""
+    def forward(self, hidden: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        """`[B, S, W]` to `[B, S, W]`; `mask` as in `GPT.forward`."""
         split = self.queries_keys_values(self.attention_norm(hidden)).chunk(3, dim=-1)
         queries, keys, values = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in split)
-        attended = nn.functional.scaled_dot_product_attention(queries, keys, values, is_causal=True)
+        attended = nn.functional.scaled_dot_product_attention(
+            queries, keys, values, attn_mask=mask, is_causal=mask is None
+        )
         hidden = hidden + self.attention_out(attended.transpose(1, 2).flatten(2))
         return hidden + self.mlp(self.mlp_norm(hidden))
 
@@ -56,11 +58,16 @@ class GPT(nn.Module):
             if parameter.dim() > 1:
                 nn.init.normal_(parameter, std=0.02)
 
-    def forward(self, tokens: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
-        """`[B, S]` token and position ids to `[B, S, vocabulary]` logits."""
+    def forward(
+        self, tokens: torch.Tensor, position_ids: torch.Tensor, mask: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """`[B, S]` token and position ids to `[B, S, vocabulary]` logits.
+
+        `mask` is `[B, 1, S, S]`, True where a place may see another one; by default it may see all earlier ones.
+        """
         hidden = self.tokens(tokens) + self.positions(position_ids)
         for block in self.blocks:
-            hidden = block(hidden)
+            hidden = block(hidden, mask)
         return self.norm(hidden) @ self.tokens.weight.T
 
     def loss(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
