@@ -206,8 +206,29 @@ def test_the_page_on_packs_runs(first_hour):
     page = how_to("pack-documents")
     (blend,) = snippets("toml", page)
     (first_hour / "packed.toml").write_text(blend)
-    read, write, train = snippets("python", page)
-    said = run(first_hour, read, write, train)
+    parts = snippets("python", page)
+    assert len(parts) == 4  # read, write, train and balance
+    said = run(first_hour, *parts)
     assert "torch.Size([1, 2048]) 2048\n" in said
     assert " trained labels of " in said
     assert (first_hour / "chat.mask").exists()
+
+
+def test_the_page_on_conversations_runs(first_hour, monkeypatch):
+    page = how_to("fine-tune-on-conversations")
+    monkeypatch.chdir(first_hour)
+    (record,), (template,) = snippets("json", page), snippets("jinja", page)
+    (first_hour / "talks.jsonl").write_text(record)
+    (first_hour / "template.jinja").write_text(template)
+    (first_hour / "plain.jinja").write_text(re.sub("{% (end)?generation %}", "", template))
+    first, by_turns = snippets("console", page)
+    masks = []
+    for lines in (first, by_turns):
+        subprocess.run(
+            ["bash", "-ec", lines.replace("$ trackbed", f"{sys.executable} -m trackbed")], check=True, timeout=120
+        )
+        masks.append((first_hour / "talks_chat_document.mask").read_bytes())
+    assert masks[0] == masks[1]
+    (blend,) = snippets("toml", page)
+    (first_hour / "talks.toml").write_text(blend)
+    assert " trained labels in 4 samples" in run(first_hour, *snippets("python", page))
