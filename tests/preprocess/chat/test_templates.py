@@ -227,3 +227,13 @@ def variables():
     from trackbed.preprocess.chat.template import Variables
 
     return Variables(), Variables([{"name": "f"}])
+
+
+def test_marks_inside_of_a_macro_are_where_they_stand(ours, tmp_path):
+    (tmp_path / "t.jinja").write_text(
+        "{% macro turn(text) %}<bos>{% generation %}{{ text }}<eos>{% endgeneration %}{% endmacro %}"
+        "{% for m in messages %}{{ turn(m.content) }}{% endfor %}"
+    )
+    record = {"messages": [{"role": "assistant", "content": "a"}] * 2}
+    ((_, mask),) = encode(ours[False], template_of(tmp_path / "t.jinja"), [record])
+    assert mask == [0, 1, 1] * 2
