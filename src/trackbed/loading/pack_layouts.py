@@ -17,6 +17,7 @@ from trackbed.errors import ArgumentError
 LayoutName = Literal["thd", "torch", "bridge"]
 LAYOUTS: Final[tuple[LayoutName, ...]] = get_args(LayoutName)
 _PLACES: Final = ("tokens", "labels", "loss_mask", "position_ids", "padding_mask")
+_COUNTS: Final = ("num_trained_tokens", "num_documents")
 _HIGHEST: Final = int(np.iinfo(np.int32).max)
 
 Borders = tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.int32]]
@@ -53,7 +54,7 @@ def as_thd(batch: Mapping[str, torch.Tensor], *, pads_borders: bool = False) -> 
         pads_borders: True for as many borders in each batch, of which the last one is repeated.
     """
     logical, padded, trained = map(torch.from_numpy, borders_of(batch, pads_borders=pads_borders))
-    longest = _longest(batch).reshape(1)
+    longest = _longest(batch)
     found = {**_flat(batch), "cu_seqlens": logical, "cu_seqlens_padded": padded, "max_seqlen": longest}
     return Batch({**found, "cu_trained_tokens": trained, **_counts(batch)})
 
@@ -103,18 +104,19 @@ def borders_of(batch: Mapping[str, torch.Tensor], *, pads_borders: bool) -> Bord
     >>> [one.tolist() for one in borders_of(rows, pads_borders=False)]
     [[0, 3, 3, 5, 7], [0, 3, 4, 6, 8], [0, 1, 1, 1, 3]]
     """
-    logical, padded = batch["cu_seqlens"].numpy(), batch["cu_seqlens_padded"].numpy()
-    trained = batch["cu_trained_tokens"].numpy()
-    num_places = int(padded[:, -1].sum(dtype=np.int64))  # of all ranks of a context
+    # As few calls as possible: each takes as long as the kernel does for some hundred tokens.
+    rows = np.stack([batch[name].numpy() for name in ("cu_seqlens", "cu_seqlens_padded", "cu_trained_tokens")])
+    totals = rows[:, :, -1].cumsum(axis=1, dtype=np.int64)
+    num_places = int(totals[1, -1]) if totals.size else 0
     if num_places > _HIGHEST:
         raise ArgumentError(f"a batch must have at most {_HIGHEST} places for borders of int32, found {num_places}")
-    is_end = padded[:, 1:] > padded[:, :-1]
-    num_ends = int(np.count_nonzero(is_end))
-    found = np.zeros((3, 1 + (is_end.size if pads_borders else num_ends)), dtype=np.int32)
-    for row, borders in zip(found, (logical, padded, trained), strict=True):
-        before = np.cumsum(borders[:, -1:], axis=0, dtype=np.int64) - borders[:, -1:]
-        row[1 : num_ends + 1] = (borders[:, 1:] + before)[is_end]
-        row[num_ends + 1 :] = row[num_ends]
+    rows[:, 1:] += totals[:, :-1, None].astype(np.int32)
+    is_end = rows[1, :, 1:] > rows[1, :, :-1]
+    ends = rows[:, :, 1:][:, is_end]
+    found = np.zeros((3, 1 + (is_end.size if pads_borders else ends.shape[1])), dtype=np.int32)
+    found[:, 1 : 1 + ends.shape[1]] = ends
+    if pads_borders and ends.size:
+        found[:, 1 + ends.shape[1] :] = ends[:, -1:]
     return found[0], found[1], found[2]
 
 
@@ -126,13 +128,12 @@ def _flat(batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 def _counts(batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Trained labels, and documents with any, of all packs."""
-    return {name: batch[name].sum().reshape(1) for name in ("num_trained_tokens", "num_documents")}
+    return {name: torch.from_numpy(batch[name].numpy().sum(keepdims=True)) for name in _COUNTS}
 
 
 def _longest(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """The padded length of the longest document."""
-    found = batch["max_seqlen"]
-    return found.max() if len(found) else torch.zeros((), dtype=torch.int32)
+    """The padded length of the longest document, `[1]`."""
+    return torch.from_numpy(batch["max_seqlen"].numpy().max(initial=0, keepdims=True))
 
 
 def check_context(dataset: Any, context: Context) -> None:
