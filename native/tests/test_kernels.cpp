@@ -43,6 +43,7 @@
 #include "trackbed/isa.hpp"
 #include "trackbed/legacy_shuffle.hpp"
 #include "trackbed/narrow.hpp"
+#include "trackbed/pack_balance.hpp"
 #include "trackbed/packing.hpp"
 #include "trackbed/parallel.hpp"
 #include "trackbed/permutation.hpp"
@@ -2417,6 +2418,57 @@ void test_packing(std::size_t rounds) {
   }
 }
 
+// Costs of packs are those of their pieces, and are dealt so that ranks lie no further apart than the widest turn.
+void test_pack_balance(std::size_t rounds) {
+  Random random(77);
+  for (std::size_t round = 0; round < rounds; ++round) {
+    const PackCase made = make_pack_case(random);
+    const std::uint64_t linear = 12 * (1 + random.below(5000));
+    std::vector<std::int64_t> of_leaves(made.plan.leaves.size());
+    trackbed::leaf_costs(made.plan.nodes, made.plan.leaves, made.shape.multiple, linear, of_leaves);
+    std::vector<std::uint64_t> first_packs;
+    for (const trackbed::PackLeaf& leaf : made.plan.leaves) {
+      first_packs.push_back(leaf.first_pack);
+    }
+    std::vector<std::uint64_t> numbers(made.plan.num_packs);
+    std::iota(numbers.begin(), numbers.end(), std::uint64_t{0});
+    std::vector<std::int64_t> costs(numbers.size());
+    trackbed::find_costs(first_packs, of_leaves, numbers, costs);
+    for (const std::uint64_t pack : numbers) {
+      std::vector<trackbed::PackedPiece> pieces;
+      trackbed::find_pack(made.tables(), made.shape, pack, round, pieces);
+      std::uint64_t wanted = 0;
+      for (const trackbed::PackedPiece& piece : pieces) {
+        const auto own = static_cast<std::uint64_t>(piece.stop - piece.start);
+        const std::uint64_t places = (own + made.shape.multiple - 1) / made.shape.multiple * made.shape.multiple;
+        wanted += linear * places + places * places;
+      }
+      check(costs[pack] == static_cast<std::int64_t>(wanted), "the cost of a pack is that of its pieces");
+    }
+    const std::size_t num_ranks = 1 + random.below(5);
+    costs.resize(costs.size() / num_ranks * num_ranks);
+    std::vector<std::int64_t> dealt(costs.size());
+    trackbed::deal_packs(costs, num_ranks, dealt);
+    std::vector<std::int64_t> loads(num_ranks, 0);
+    std::int64_t widest = 0;
+    for (std::size_t first = 0; first < dealt.size(); first += num_ranks) {
+      std::vector<std::int64_t> turn;
+      for (std::size_t rank = 0; rank < num_ranks; ++rank) {
+        turn.push_back(costs[static_cast<std::size_t>(dealt[first + rank])]);
+        loads[rank] += turn.back();
+      }
+      const auto [least, most] = std::minmax_element(turn.begin(), turn.end());
+      widest = std::max(widest, *most - *least);
+    }
+    const auto [least, most] = std::minmax_element(loads.begin(), loads.end());
+    check(*most - *least <= widest, "ranks lie no further apart than the widest turn");
+    std::sort(dealt.begin(), dealt.end());
+    for (std::size_t number = 0; number < dealt.size(); ++number) {
+      check(dealt[number] == static_cast<std::int64_t>(number), "each pack is dealt once");
+    }
+  }
+}
+
 // Packs of random pieces and tables, most of which do not exist: everything is refused, absent or inside the files.
 void test_packs_of_lies(std::size_t rounds) {
   Random random(77);
@@ -2545,6 +2597,7 @@ int main(int argc, char** argv) {
   test_gather(150 * scale);
   test_gather_of_lies(300 * scale);
   test_packing(200 * scale);
+  test_pack_balance(200 * scale);
   test_packs_of_lies(300 * scale);
   test_masked(300 * scale);
   test_masked_lies(400 * scale);
