@@ -111,3 +111,17 @@ def test_show_has_each_document_with_its_untrained_part_marked(tmp_path):
         assert found.exit_code == 0, found.output
         shown += re.findall(r"\{-(.*?)-\}(.*)", found.output)
     assert sorted(shown) == [(f"hat is {number}?", f"It is {number}.") for number in range(4)]
+
+
+def test_the_plan_says_how_full_packs_are_and_what_is_cut(folder):
+    shown = CliRunner().invoke(trackbed_command, ["blend", str(folder / "blend.toml")])
+    assert shown.exit_code == 0, shown.output
+    first, second, *_ = re.findall(r"^(?:one|two): .*", shown.output, flags=re.MULTILINE)
+    assert re.fullmatch(r"one: \d+ packs an epoch, 9\d\.\d\d% full", first)
+    assert re.fullmatch(
+        r"two: \d+ packs an epoch, 9\d\.\d\d% full; \d+ documents \(\d\d\.\d\d%\) of more than 65 are split", second
+    )
+    text = (folder / "blend.toml").read_text()
+    (folder / "cut.toml").write_text(text + 'pack_long = "cut"\n')
+    shown = CliRunner().invoke(trackbed_command, ["blend", str(folder / "cut.toml")])
+    assert re.search(r"of more than 65 lose [\d,]+ tokens$", shown.output, flags=re.MULTILINE)

@@ -148,3 +148,16 @@ def test_plans_are_small(num_documents, length):
     lengths = np.maximum(1, np.random.default_rng(4).lognormal(np.log(500), 1.2, num_documents)).astype(np.int32)
     plan = plan_packs(count_items(lengths, PackShape(length)))
     assert plan.nodes.nbytes + plan.leaves.nbytes <= 16e6
+
+
+@pytest.mark.parametrize("long_documents", ["split", "cut", "drop"])
+@pytest.mark.parametrize("window", [None, 40])
+def test_the_summary_counts_what_the_packs_hold(long_documents, window):
+    lengths = np.random.default_rng(5).integers(0, 60, 200).astype(np.int32)
+    packs = Packs(lengths, PackShape(32, multiple=2, long_documents=long_documents), window=window)
+    found = packs.summary()
+    pieces, _ = packs.find(range(len(packs)), keys=[1] * len(packs))
+    placed = int((pieces[:, 2] - pieces[:, 1]).sum())
+    assert (found.packs, found.places) == (len(packs), placed)
+    assert found.lost_tokens == int(np.maximum(lengths - 1, 0).sum()) - placed
+    assert (found.longer, found.empty) == (int((lengths > 33).sum()), int((lengths < 2).sum()))

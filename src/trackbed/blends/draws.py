@@ -19,7 +19,7 @@ from trackbed.datasets.gpt.config import GPTDatasetConfig
 from trackbed.errors import PlanError
 from trackbed.index import BlendStage, InstantOrder, Split, largest_remainders, normalize, plan_epochs
 from trackbed.index.epochs import EpochPlan, stretches_per_epoch
-from trackbed.index.packing import Packs
+from trackbed.index.packing import PackingSummary, Packs
 from trackbed.plural import number_of
 
 _NAMES_SHOWN: Final = 3
@@ -73,7 +73,7 @@ class DrawCounter:
         self._is_blended = self._spec is not None and self._spec.is_blended
         self.failure: str | None = None
         """Reason why the blend as a whole cannot be drawn, set by `count`; None if there is none."""
-        self._packs: dict[int, int] = {}
+        self._packs: dict[int, PackingSummary] = {}
         self.limits = [member.entry.max_epochs if split is Split.train else None for member in self._members]
 
     def count(self) -> tuple[SplitDraws, tuple[StageDraws, ...]]:
@@ -151,12 +151,16 @@ class DrawCounter:
         """Returns the samples of one epoch in an order without an index."""
         config = self._config
         if config.order == "packed":
-            return self._packs_per_epoch(number)
+            return self._packing(number).packs
         extra_token = int(config.add_extra_token_to_sequence)
         return stretches_per_epoch(self.tokens[number], sequence_length=config.sequence_length, extra_token=extra_token)
 
-    def _packs_per_epoch(self, number: int) -> int:
-        """Returns the packs of a dataset. Reads the lengths of its documents, once."""
+    def packing(self, number: int) -> PackingSummary | None:
+        """Returns how full the packs of a dataset are; None in other orders."""
+        return self._packing(number) if self._config.order == "packed" else None
+
+    def _packing(self, number: int) -> PackingSummary:
+        """Packs the documents of a dataset. Reads their lengths, once."""
         if number not in self._packs:
             config = self._config
             start, stop = self._members[number].split_ranges[self._split.value] or (0, 0)
@@ -167,7 +171,7 @@ class DrawCounter:
                 most_documents=config.pack_most_documents,
                 window=config.pack_window,
             )
-            self._packs[number] = len(packs)
+            self._packs[number] = packs.summary()
         return self._packs[number]
 
     def _epochs(self, number: int, num_samples: int | None) -> EpochPlan:

@@ -14,6 +14,7 @@ from trackbed.blends.toml_tables import Problems
 from trackbed.datasets.config import COMPUTED
 from trackbed.datasets.gpt.config import GPTDatasetConfig
 from trackbed.index import Split
+from trackbed.index.packing import PackingSummary
 from trackbed.plural import number_of
 
 _USEFUL_EPOCHS: Final = 4
@@ -47,6 +48,8 @@ class DatasetPlan:
     max_epochs: float | None
     shortfall: str | None
     """Description of its shortfall; None if there is none."""
+    packing: PackingSummary | None = None
+    """How full its packs are; None in other orders than "packed"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,6 +173,7 @@ def _plan_dataset(
         epochs=counter.epochs(number, drawn),
         max_epochs=counter.limits[number],
         shortfall=shortfall,
+        packing=counter.packing(number),
     )
 
 

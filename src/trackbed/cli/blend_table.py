@@ -1,6 +1,6 @@
 """Tables and plots of `trackbed blend`: datasets by split, and proportions by stage."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -108,9 +108,28 @@ def show_plan(plan: "BlendPlan", *, show_all: bool, members: bool) -> None:
         for note in split.notes:
             click.echo(f"{split.split}: {note}")
         console.print(_dataset_table(split, selection))
+        for line in _packing_lines(split, selection, plan):
+            click.echo(line)
         if len(split.stages) > 1:
             for first in range(0, len(split.stages), _STAGES_IN_A_TABLE):
                 console.print(_stage_table(split, selection, range(first, len(split.stages))[:_STAGES_IN_A_TABLE]))
+
+
+def _packing_lines(split: "SplitPlan", selection: RowSelection, plan: "BlendPlan") -> Iterator[str]:
+    """Says how full the packs of each shown row are, and what becomes of documents that are longer than a sample."""
+    for row in selection.shown:
+        found = [one for number in row.numbers if (one := split.datasets[number].packing) is not None]
+        packs = sum(one.packs for one in found)
+        if not packs:
+            continue
+        fill = sum(one.places for one in found) / (packs * plan.sequence_length)
+        longer, lost = sum(one.longer for one in found), sum(one.lost_tokens for one in found)
+        words = f"{row.name}: {number_of(packs, 'pack')} an epoch, {fill:.2%} full"
+        if longer:
+            share = longer / max(1, sum(split.datasets[number].documents for number in row.numbers))
+            fate = f"lose {number_of(lost, 'token')}" if lost else "are split"
+            words += f"; {number_of(longer, 'document')} ({share:.2%}) of more than {plan.sequence_length + 1:,} {fate}"
+        yield words
 
 
 def _table(first: str, columns: Iterable[str]) -> Table:

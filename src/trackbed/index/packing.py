@@ -18,6 +18,7 @@ from trackbed.kernels.packing import PackPlan, PackShape, count_items, find_pack
 
 PACKING_VERSION: Final = 1
 """Version of the algorithm. The packs of some lengths and keys never change within a version."""
+_SUMMED: Final = 1 << 20  # documents at a time
 _MOST_BYTES: Final = 256 << 20
 """Memory of the windows that are kept."""
 
@@ -57,6 +58,20 @@ def find_by_group(groups: npt.NDArray[np.integer[Any]], find: Callable[[int, Any
             parts[place] = part
     firsts = np.cumsum([0, *map(len, parts)], dtype=np.int64)
     return np.concatenate([np.empty((0, 3), dtype=np.int64), *parts]), firsts
+
+
+class PackingSummary(NamedTuple):
+    """How full packs are, and what became of long documents."""
+
+    packs: int
+    places: int
+    """Places with a token, of `packs` times S."""
+    longer: int
+    """Documents with more than S places, which are split, cut or left out."""
+    lost_tokens: int
+    """Tokens of those that are cut or left out."""
+    empty: int
+    """Documents of fewer than two tokens, which are in no pack."""
 
 
 class Packs:
@@ -128,6 +143,23 @@ class Packs:
     def most_pieces(self) -> int:
         """Number of pieces of the pack that has most of them."""
         return self._measured[1]
+
+    def summary(self) -> PackingSummary:
+        """Returns how full the packs are, and what became of long documents. Reads the lengths."""
+        length, longer, empty, places, lost = self.shape.sequence_length, 0, 0, 0, 0
+        for start in range(0, len(self.lengths), _SUMMED):
+            wanted = np.maximum(self.lengths[start : start + _SUMMED].astype(np.int64) - 1, 0)
+            is_long = wanted > length
+            longer += int(np.count_nonzero(is_long))
+            empty += int(np.count_nonzero(wanted == 0))
+            placed = wanted
+            if self.shape.long_documents == "cut":
+                placed = np.minimum(wanted, length)
+            elif self.shape.long_documents == "drop":
+                placed = np.where(is_long, 0, wanted)
+            places += int(placed.sum())
+            lost += int((wanted - placed).sum())
+        return PackingSummary(len(self), places, longer, lost, empty)
 
     def __len__(self) -> int:
         """P, number of packs."""
