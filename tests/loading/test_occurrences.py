@@ -39,7 +39,7 @@ def pairs(tmp_path_factory):
 
 
 @pytest.mark.parametrize("count", slow_but([20], [20, 200]))
-@pytest.mark.parametrize("order", ["megatron", "balanced", "instant", "instant in blocks"])
+@pytest.mark.parametrize("order", ["megatron", "balanced", "instant", "instant in blocks", "packed"])
 @pytest.mark.parametrize("kind", ["blend", "group", "one"])
 def test_a_document_is_found_where_a_search_finds_it(pairs, tmp_path, order, kind, count):
     prefixes = list(pairs)

@@ -18,6 +18,7 @@ from trackbed.kernels.packing import PackPlan, PackShape, count_items, find_pack
 
 PACKING_VERSION: Final = 1
 """Version of the algorithm. The packs of some lengths and keys never change within a version."""
+_SEARCHED: Final = 1 << 14  # packs at a time
 _SUMMED: Final = 1 << 20  # documents at a time
 _MOST_BYTES: Final = 256 << 20
 """Memory of the windows that are kept."""
@@ -164,6 +165,25 @@ class Packs:
     def __len__(self) -> int:
         """P, number of packs."""
         return int(self._first_packs[-1])
+
+    def holding(self, document: int, *, key: int) -> npt.NDArray[np.int64]:
+        """Returns the numbers of the packs that have a piece of a document, in rising order.
+
+        Looks through all packs of its window: about 0.2 us for each document of that.
+
+        Args:
+            document: its number, in `[0, D)`.
+            key: key of the packs, as in `find`.
+        """
+        window = document // self._width
+        first, stop = self._first_packs[window : window + 2].tolist()
+        found = [np.empty(0, dtype=np.int64)]
+        for start in range(first, stop, _SEARCHED):
+            packs = np.arange(start, min(start + _SEARCHED, stop))
+            pieces, firsts = self.find(packs, keys=np.full(len(packs), key, dtype=np.uint64))
+            places = np.flatnonzero(pieces[:, 0] == document)
+            found.append(packs[np.searchsorted(firsts, places, side="right") - 1])
+        return np.unique(np.concatenate(found))
 
     def find(self, packs: npt.ArrayLike, *, keys: npt.ArrayLike) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Finds the pieces of documents in some packs.

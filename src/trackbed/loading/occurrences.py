@@ -13,6 +13,7 @@ import numpy.typing as npt
 from trackbed.datasets import BlendedDataset, GPTDataset
 from trackbed.datasets.blend.dataset import SplitDataset
 from trackbed.datasets.gpt.instant import InstantSamples
+from trackbed.datasets.gpt.packed import PackedSamples
 from trackbed.errors import ArgumentError
 from trackbed.index import InstantOrder
 from trackbed.kernels import Visits
@@ -77,6 +78,8 @@ def _positions(dataset: SplitDataset, number: int, member: GPTDataset, sequence:
         if not stored or not isinstance(order, InstantOrder):
             return np.empty(0, dtype=np.int64)
         return np.concatenate([order.find(number, sample) for sample in stored])
+    if isinstance(samples, PackedSamples):
+        return _packed(dataset, number, samples, sequence)
     layout = samples.layout()
     if not isinstance(layout, Visits):
         raise ArgumentError(f"dataset must have an index of visits, found {layout!r}")
@@ -84,6 +87,24 @@ def _positions(dataset: SplitDataset, number: int, member: GPTDataset, sequence:
     if not isinstance(dataset, BlendedDataset) or not len(own):
         return own
     return _drawn(dataset, number, own)
+
+
+def _packed(dataset: SplitDataset, number: int, samples: PackedSamples, sequence: int) -> Positions:
+    """Positions of the packs that have a piece of a sequence of the file: other ones in each epoch."""
+    order = (
+        dataset.order if isinstance(dataset, BlendedDataset) else samples.order if samples.samples_per_epoch else None
+    )
+    if not isinstance(order, InstantOrder):
+        return np.empty(0, dtype=np.int64)
+    found: list[int] = []
+    epoch = 0
+    while len(packs := samples.holding(sequence, epoch)):
+        visits = [order.find(number, pack) for pack in packs.tolist()]  # one position for each epoch, in rising order
+        if not any(len(positions) > epoch for positions in visits):
+            break
+        found += [int(positions[epoch]) for positions in visits if len(positions) > epoch]
+        epoch += 1
+    return np.array(found, dtype=np.int64)
 
 
 def _stretches(samples: InstantSamples, sequence: int) -> range:

@@ -87,6 +87,13 @@ class PackedSamples(ComputedSamples):
         pieces[:, 0] += self.run[0]
         return pieces, firsts
 
+    def holding(self, document: int, epoch: int) -> npt.NDArray[np.int64]:
+        """Returns the numbers of the packs that have a piece of a document of the file in an epoch."""
+        start, stop = self.run
+        if not start <= document < stop:
+            return np.empty(0, dtype=np.int64)
+        return self.packs.holding(document - start, key=self._key_of(epoch))
+
     def _key_of(self, epoch: int) -> int:
         return split_mix(split_mix(self.seed ^ _STREAM, 0), epoch)
 
