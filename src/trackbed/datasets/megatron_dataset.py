@@ -136,11 +136,16 @@ class MegatronDataset(ABC, _Dataset):
         names = self._key_config_attributes()
         values = [getattr(config, name) for name in names]
         self._options = shared("options", lambda: _IdentityOptions(names, values), *names, *values)
-        self._pad_token_id = shared(
-            "padding",
-            lambda: padding_id(config.tokenizer, allow_ambiguous=bool(config.allow_ambiguous_pad_tokens)),
-            config.tokenizer,
-            config.allow_ambiguous_pad_tokens,
+        # Of packs, borders say what is padding, so that a token of the text may have the id of padding.
+        self._pad_token_id = (
+            _NO_PADDING_ID
+            if config.order == "packed"
+            else shared(
+                "padding",
+                lambda: padding_id(config.tokenizer, allow_ambiguous=bool(config.allow_ambiguous_pad_tokens)),
+                config.tokenizer,
+                config.allow_ambiguous_pad_tokens,
+            )
         )
 
     @staticmethod
