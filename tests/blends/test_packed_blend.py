@@ -4,6 +4,7 @@ import re
 
 import numpy as np
 import pytest
+import torch
 from click.testing import CliRunner
 
 import trackbed
@@ -125,3 +126,37 @@ def test_the_plan_says_how_full_packs_are_and_what_is_cut(folder):
     (folder / "cut.toml").write_text(text + 'pack_long = "cut"\n')
     shown = CliRunner().invoke(trackbed_command, ["blend", str(folder / "cut.toml")])
     assert re.search(r"of more than 65 lose [\d,]+ tokens$", shown.output, flags=re.MULTILINE)
+
+
+def test_a_contiguous_dataset_of_a_packed_blend_has_its_text_in_order_and_each_label_once(folder):
+    text = (folder / "blend.toml").read_text().replace('path = "two"', 'path = "two"\npacked = false')
+    (folder / "mixed.toml").write_text(text)
+    mixed = trackbed.open_blend(folder / "mixed.toml").train
+    both = trackbed.open_blend(folder / "blend.toml").train
+    assert [one.opened_samples.is_contiguous for one in mixed.datasets] == [False, True]
+    assert mixed.fingerprint != both.fingerprint
+    contiguous = mixed.datasets[1]
+    pieces, _ = contiguous.opened_samples.find(np.arange(contiguous.samples_per_epoch))
+    first, stop = contiguous.opened_samples.run
+    lengths = contiguous.dataset.sequence_lengths[first:stop]
+    assert pieces[:, 0].tolist() == sorted(pieces[:, 0])
+    assert (np.diff(pieces[:, 0]) >= 0).all()
+    assert (pieces[:, 2] - pieces[:, 1]).sum() == np.maximum(lengths - 1, 0).sum()
+    loader = trackbed.BatchLoader(mixed, batch_size=4, shuffle_ranks=False)
+    for number, batch in zip(range(5), loader, strict=False):
+        for place in range(4):
+            one = mixed[4 * number + place]
+            for name in ("tokens", "labels", "loss_mask", "position_ids", "padding_mask"):
+                assert (batch[name][place] == one[name]).all(), name
+    assert set(torch.cat([batch["dataset_id"] for batch in loader]).tolist()) == {0, 1}
+    balanced = trackbed.BatchLoader(mixed, batch_size=4, balanced=True, global_batch_size=8, hidden_size=64)
+    assert len(next(iter(balanced))["tokens"]) == 4
+    shown = CliRunner().invoke(trackbed_command, ["blend", str(folder / "mixed.toml")])
+    assert re.search(r"^two: \d+ packs an epoch, 9\d\.\d\d% full$", shown.output, flags=re.MULTILINE)
+
+
+def test_packed_is_refused_in_other_orders(folder):
+    text = (folder / "blend.toml").read_text().split("[options]")[0].replace('"packed"', '"instant"')
+    (folder / "other.toml").write_text(text.replace('path = "two"', 'path = "two"\npacked = false'))
+    with pytest.raises(BlendFileError, match=r"packed needs order = 'packed', found 'instant'"):
+        read_blend_file(folder / "other.toml")

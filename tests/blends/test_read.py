@@ -399,7 +399,7 @@ def test_every_field_of_the_configuration_has_its_place():
         "tokenizer",
         "order",
     }
-    said |= {"blend_stages", "blend_max_epochs", "groups"}
+    said |= {"blend_stages", "blend_max_epochs", "groups", "pack_contiguous"}
     left_out = {"object_storage_cache_path", "s3_cache_path", "sequences_per_dataset", "hybrid_context_parallel"}
     assert {one.name for one in fields(GPTDatasetConfig) if one.init} == said | left_out | set(OPTIONS)
 

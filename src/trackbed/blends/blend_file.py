@@ -38,6 +38,8 @@ class DatasetEntry:
     """Treatment of a `.bin` without its `.idx`, or the reverse, among the matches of a pattern."""
     repeated: bool = False
     """True if its pairs may occur in earlier datasets, or several times in it."""
+    packed: bool = True
+    """In the order "packed", False if its samples are consecutive documents."""
     splits: tuple[Split, ...] | None = None
     """Splits that it belongs to as a whole; None if the file divides every dataset."""
     where: KeyPath = ()

@@ -43,13 +43,14 @@ _SPLITS: Final = Rule(
 )
 
 
-def read_datasets(reader: TableReader, folder: Path, *, split: str | None) -> tuple[DatasetEntry, ...]:
+def read_datasets(reader: TableReader, folder: Path, *, split: str | None, order: str) -> tuple[DatasetEntry, ...]:
     """Reads every `[[dataset]]` of a file.
 
     Args:
         reader: the whole file.
         folder: folder that paths are relative to.
         split: shares of every dataset; None if the datasets name their splits.
+        order: order of the samples.
     """
     tables = reader.tables("dataset")
     if not tables:
@@ -59,6 +60,8 @@ def read_datasets(reader: TableReader, folder: Path, *, split: str | None) -> tu
     _check_measures(tables, entries)
     counts = Counter(entry.name for entry in entries)
     for table, entry in zip(tables, entries, strict=True):
+        if table.given("packed") and order != "packed":
+            table.refuse("packed", f"needs order = 'packed', found {order!r}")
         if counts[entry.name] > 1:
             table.refuse("name", f"must be unique among datasets, found {entry.name!r} twice")
         table.refuse_unknown()
@@ -97,6 +100,7 @@ def _read_dataset(table: TableReader, folder: Path) -> DatasetEntry:
         max_epochs=_as_double(table.take("max_epochs", POSITIVE)),
         incomplete=_read_incomplete(table, kind, patterns),
         repeated=bool(table.take("repeated", FLAG)),
+        packed=table.take("packed", FLAG) is not False,
         splits=None if splits is None else tuple(Split[one] for one in splits),
         where=table.where,
     )

@@ -18,6 +18,7 @@ from trackbed.datasets.config import COMPUTED
 from trackbed.datasets.gpt.config import GPTDatasetConfig
 from trackbed.errors import PlanError
 from trackbed.index import BlendStage, InstantOrder, Split, largest_remainders, normalize, plan_epochs
+from trackbed.index.contiguous_packs import ContiguousPacks
 from trackbed.index.epochs import EpochPlan, stretches_per_epoch
 from trackbed.index.packing import PackingSummary, Packs
 from trackbed.plural import number_of
@@ -165,12 +166,15 @@ class DrawCounter:
             config = self._config
             start, stop = self._members[number].split_ranges[self._split.value] or (0, 0)
             lengths = self._members[number].reopen().sequence_lengths[start:stop]
-            packs = Packs(
-                np.require(lengths, dtype=np.int32, requirements=["C", "A"]),
-                config.pack_shape,
-                most_documents=config.pack_most_documents,
-                window=config.pack_window,
-            )
+            aligned = np.require(lengths, dtype=np.int32, requirements=["C", "A"])
+            packs: Packs | ContiguousPacks = ContiguousPacks(aligned, config.pack_shape)
+            if self._members[number].entry.packed:
+                packs = Packs(
+                    aligned,
+                    config.pack_shape,
+                    most_documents=config.pack_most_documents,
+                    window=config.pack_window,
+                )
             self._packs[number] = packs.summary()
         return self._packs[number]
 

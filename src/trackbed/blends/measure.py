@@ -97,6 +97,7 @@ class MeasuredBlend:
         storage = file.storage
         stored = {} if storage is None else {"object_storage_cache_path": storage.path_to_idx_cache}
         options = {**({} if storage is None else {"mmap_bin_files": False}), **file.options, **stored}
+        contiguous = tuple(member.prefix for member in self.members if not member.entry.packed)
         groups = {member.prefix: list(member.pairs) for member in self.members if member.entry.kind == "group"}
         try:
             return GPTDatasetConfig(
@@ -106,6 +107,7 @@ class MeasuredBlend:
                 tokenizer=tokenizer,
                 order=file.order,
                 groups=groups or None,
+                pack_contiguous=contiguous or None,
                 **self._blends(),
                 **self._instant_options(),
                 **options,

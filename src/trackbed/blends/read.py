@@ -178,7 +178,7 @@ def _fields(reader: TableReader, folder: Path) -> dict[str, Any]:
     options = read_options(reader.table("options"), folder)
     size = reader.table("size")
     sizes, batch = read_sizes(size, sequence_length=length)
-    datasets = read_datasets(reader, folder, split=split)
+    datasets = read_datasets(reader, folder, split=split, order=order)
     if split is not None or all(entry.splits for entry in datasets):  # else it is unknown what needs a size
         _check_sizes(size, sizes, datasets, split, options)
     return {

@@ -11,8 +11,9 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from trackbed.index.contiguous_packs import ContiguousPacks
 from trackbed.index.packing import Packs
-from trackbed.kernels.pack_balance import PackCosts, costs_of_plan, find_costs
+from trackbed.kernels.pack_balance import PackCosts, find_costs
 
 _MOST_BYTES: Final = 256 << 20
 """Memory of the tables that are kept."""
@@ -34,7 +35,7 @@ class CostTables:
     [160, 86]
     """
 
-    def __init__(self, packs: Packs, *, hidden_size: int) -> None:
+    def __init__(self, packs: Packs | ContiguousPacks, *, hidden_size: int) -> None:
         self._packs = packs
         self._hidden_size = hidden_size
         self._kept: OrderedDict[int, PackCosts] = OrderedDict()
@@ -55,7 +56,7 @@ class CostTables:
             if kept is not None:
                 self._kept.move_to_end(window)
                 return kept
-        made = costs_of_plan(self._packs.plan_of(window), self._packs.shape, hidden_size=self._hidden_size)
+        made = self._packs.costs_of(window, hidden_size=self._hidden_size)
         with self._lock:
             self._kept[window] = made
             while len(self._kept) > 1 and sum(one.num_bytes for one in self._kept.values()) > _MOST_BYTES:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from trackbed.errors import ArgumentError, PlanError
 from trackbed.kernels.integers import check_at_least
+from trackbed.kernels.pack_balance import PackCosts, costs_of_plan
 from trackbed.kernels.packing import PackPlan, PackShape, count_items, find_packs, plan_packs, sort_items
 
 PACKING_VERSION: Final = 1
@@ -216,8 +217,11 @@ class Packs:
         """First pack of a window."""
         return int(self._first_packs[window])
 
-    def plan_of(self, window: int) -> PackPlan:
-        """Returns the plan of a window, whose packs are numbered from 0 on."""
+    def costs_of(self, window: int, *, hidden_size: int) -> PackCosts:
+        """Returns the costs of the packs of a window, numbered from 0 on: see `costs_of_plan`."""
+        return costs_of_plan(self._plan_of(window), self.shape, hidden_size=hidden_size)
+
+    def _plan_of(self, window: int) -> PackPlan:
         with self._lock:
             kept = self._kept.get(window)
         if kept is not None:

@@ -1,7 +1,7 @@
 """Configuration of GPT datasets."""
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
@@ -12,7 +12,13 @@ from trackbed.errors import ArgumentError
 from trackbed.kernels.integers import check_at_least
 from trackbed.kernels.packing import PackShape
 
-_PACKED_ONLY: Final = {"pack_multiple": 1, "pack_most_documents": None, "pack_window": None, "pack_long": "split"}
+_PACKED_ONLY: Final = {
+    "pack_multiple": 1,
+    "pack_most_documents": None,
+    "pack_window": None,
+    "pack_long": "split",
+    "pack_contiguous": None,
+}
 _OF_STRETCHES: Final = (
     *("reset_position_ids", "reset_attention_mask", "eod_mask_loss"),
     *("create_cu_seqlens", "inter_document_masking", "mask_borders"),
@@ -102,6 +108,10 @@ class GPTDatasetConfig(BlendedMegatronDatasetConfig):
     """With `order="packed"`, what becomes of a document of more than `sequence_length` + 1 tokens: packs of its own and
     the rest ("split"), its beginning ("cut"), or nothing ("drop")."""
 
+    pack_contiguous: Sequence[str] | None = field(default=None, kw_only=True)
+    """With `order="packed"`, prefixes of the datasets whose samples are consecutive documents, in the order of the
+    file, and cut where a sample is full; None for none. Documents are kept apart in these, too."""
+
     def __post_init__(self) -> None:
         """Checks the fields, and sets `token_dtype_code`."""
         super().__post_init__()
@@ -137,6 +147,8 @@ class GPTDatasetConfig(BlendedMegatronDatasetConfig):
         self.pack_shape  # noqa: B018  raises for options that are out of range
         for name in ("pack_most_documents", "pack_window"):
             check_at_least(1, **{name: 1 if getattr(self, name) is None else getattr(self, name)})
+        if self.pack_contiguous is not None and isinstance(self.pack_contiguous, str):
+            raise ArgumentError(f"pack_contiguous must be prefixes in a list, found the text {self.pack_contiguous!r}")
         for name in _OF_STRETCHES:
             if getattr(self, name):
                 raise ArgumentError(f"{name} must be False with order='packed', where documents are always kept apart")

@@ -195,6 +195,7 @@ class GPTDataset(CachedDataset):
             shape=config.pack_shape,
             most_documents=config.pack_most_documents,
             pack_window=config.pack_window,
+            is_contiguous=self.dataset_path in (config.pack_contiguous or ()),
             seed=config.random_seed,
             block=config.shuffle_block,
             window=config.shuffle_window,

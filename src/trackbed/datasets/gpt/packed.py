@@ -16,6 +16,7 @@ from trackbed.datasets.low_level import trained_tokens
 from trackbed.datasets.samples import SamplePieces
 from trackbed.errors import ArgumentError, PlanError
 from trackbed.index import PERMUTATION_VERSION, InstantOrder
+from trackbed.index.contiguous_packs import CONTIGUOUS_VERSION, ContiguousPacks
 from trackbed.index.packing import PACKING_VERSION, Packs, Pieces
 from trackbed.index.split_mix import split_mix
 from trackbed.kernels.packing import PackShape
@@ -37,6 +38,7 @@ class PackedSamples(ComputedSamples):
         shape: length of a pack, and what becomes of longer documents.
         most_documents: most documents in a pack; None for any number.
         pack_window: documents that are packed together; None for all.
+        is_contiguous: True for packs of documents in the order of the file: see `ContiguousPacks`.
 
     Raises:
         ArgumentError: the dataset is not an indexed file, or the documents are not consecutive.
@@ -46,6 +48,7 @@ class PackedSamples(ComputedSamples):
     shape: PackShape
     most_documents: int | None
     pack_window: int | None
+    is_contiguous: bool = False
     _ORDER: ClassVar[str] = "packed"
     _HAS_VISITS: ClassVar[bool] = True
 
@@ -58,11 +61,13 @@ class PackedSamples(ComputedSamples):
             )
 
     @cached_property
-    def packs(self) -> Packs:
+    def packs(self) -> Packs | ContiguousPacks:
         """The packs of an epoch. Reads the lengths of all documents."""
         start, stop = self.run
         # Lengths in a file are not aligned.
         lengths = np.require(self.dataset.sequence_lengths[start:stop], dtype=np.int32, requirements=["C", "A"])
+        if self.is_contiguous:
+            return ContiguousPacks(lengths, self.shape)
         return Packs(lengths, self.shape, most_documents=self.most_documents, window=self.pack_window)
 
     @property
@@ -77,6 +82,7 @@ class PackedSamples(ComputedSamples):
             "version": [PACKING_VERSION, InstantOrder.VERSION, PERMUTATION_VERSION],
             "sequence_length": self.shape.sequence_length,
             "packs": [self.shape.multiple, self.shape.long_documents, self.most_documents, self.pack_window],
+            **({"contiguous": CONTIGUOUS_VERSION} if self.is_contiguous else {}),
         }
 
     def find(self, stored: npt.NDArray[np.int64]) -> Pieces:
