@@ -32,7 +32,7 @@ _SHOWN: Final = 8
 
 COLUMNS: Final = (*_LISTS, "prompt", "completion", "tools", "chat_template_kwargs")
 """Keys of a conversation that is rendered by a template."""
-ID_COLUMNS: Final = ("input_ids", "labels", "seq_start_id", *_MASKS)
+ID_COLUMNS: Final = ("input_ids", "labels", "seq_start_id", "seq_num_ids", *_MASKS)
 """Keys of a conversation that is tokenised already."""
 TEXT: Final = "text"
 
@@ -86,6 +86,8 @@ class TokenIds:
 
     documents: tuple[tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]], ...]
     """`[T]` ids of each document, and `[T]` True for its trained tokens."""
+    most_padding: int = 0
+    """Most ids at the end of each document that may be padding."""
 
     @property
     def size(self) -> int:
@@ -229,18 +231,30 @@ def _token_ids(fields: Mapping[str, Any]) -> TokenIds:
 
 
 def _packed(ids: npt.NDArray[np.int64], fields: Mapping[str, Any]) -> TokenIds:
-    """Returns the documents of a pack of Megatron-Bridge, whose mask belongs to the place before the trained token."""
+    """Returns the documents of a pack of Megatron-Bridge, whose mask belongs to the place before the trained token.
+
+    A segment has one id more than places, and these are a multiple of what documents are padded to.
+    """
     starts = _integers(fields["seq_start_id"], "seq_start_id")
     if not len(starts) or starts[0] != 0 or (np.diff(starts) <= 0).any() or starts[-1] >= len(ids):
         raise RecordError(f"seq_start_id must rise from 0 to below {len(ids)}, found {starts[:_SHOWN].tolist()}")
     name = next((one for one in _MASKS if fields.get(one) is not None), None)
     mask = np.ones(len(ids), dtype=np.bool_) if name is None else _mask(fields[name], name, len(ids))
+    sizes = np.diff([*starts, len(ids)])
+    stated = fields.get("seq_num_ids")
+    num_ids = sizes if stated is None else _integers(stated, "seq_num_ids")
+    if len(num_ids) != len(sizes) or (num_ids < 1).any() or (num_ids > sizes).any():
+        raise RecordError(
+            f"seq_num_ids must be in [1, the ids of a segment], {sizes[:_SHOWN].tolist()}, "
+            f"found {num_ids[:_SHOWN].tolist()}"
+        )
     documents = []
-    for start, stop in zip(starts.tolist(), [*starts[1:].tolist(), len(ids)], strict=True):
-        trained = np.zeros(stop - start, dtype=np.bool_)
-        trained[1:] = mask[start : stop - 1]
-        documents.append((ids[start:stop], trained))
-    return TokenIds(tuple(documents))
+    for start, size in zip(starts.tolist(), num_ids.tolist(), strict=True):
+        trained = np.zeros(size, dtype=np.bool_)
+        trained[1:] = mask[start : start + size - 1]
+        documents.append((ids[start : start + size], trained))
+    multiple = int(np.gcd.reduce(sizes - 1)) if stated is None else 1
+    return TokenIds(tuple(documents), most_padding=max(multiple - 1, 0))
 
 
 def _integers(found: Any, key: str) -> npt.NDArray[np.int64]:

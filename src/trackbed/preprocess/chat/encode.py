@@ -127,6 +127,13 @@ class ChatEncoder:
     def _ranges(self) -> TokenRanges:
         return TokenRanges(self._tokenizer)
 
+    @cached_property
+    def _eod(self) -> int | None:
+        try:
+            return int(self._tokenizer.eod)
+        except (ArgumentError, AttributeError, NotImplementedError):
+            return None  # the tokenizer has none
+
     def prepare(self, found: Conversation) -> "TokenIds | list[str]":
         """Returns the text of a conversation in parts, or its documents if it is tokenised already.
 
@@ -143,7 +150,7 @@ class ChatEncoder:
             wrong = ids[(ids < 0) | (ids >= self._vocab_size)]
             if len(wrong):
                 raise RecordError(f"input_ids must be in [0, {self._vocab_size}), found {wrong[0]}")
-        return found
+        return without_padding(found, self._eod) if found.most_padding and self._eod is not None else found
 
     def encode(self, batch: Sequence["TokenIds | list[str]"], encode: Encode) -> MarkedDocuments:
         """Returns the documents of prepared conversations, in their order.
@@ -174,6 +181,22 @@ class ChatEncoder:
             np.concatenate(runs).astype(np.int64),
             np.array([number for number, _, _ in numbered], dtype=np.int64),
         )
+
+
+def without_padding(found: TokenIds, pad: int) -> TokenIds:
+    """Returns documents without the untrained ids `pad` at their ends, up to as many as may be padding.
+
+    >>> ids, trained = np.array([5, 6, 2, 2, 2]), np.array([False, True, True, False, False])
+    >>> without_padding(TokenIds(((ids, trained),), most_padding=3), pad=2).documents[0][0].tolist()
+    [5, 6, 2]
+    """
+    documents = []
+    for ids, trained in found.documents:
+        most = min(found.most_padding, len(ids) - 1)
+        is_kept = ((ids != pad) | trained)[len(ids) - most :]
+        kept = len(ids) - most + (int(is_kept.nonzero()[0][-1]) + 1 if is_kept.any() else 0)
+        documents.append((ids[:kept], trained[:kept]))
+    return TokenIds(tuple(documents))
 
 
 def num_labels(found: MarkedDocuments) -> Numbers:
