@@ -265,6 +265,9 @@ Gathered gather_packs(std::span<const SampleSource> sources, const TokenFiles& f
     return found;
   }
   const PackWriter writer(shape, rows, level);
+  for (std::size_t sample = 0; sample < size; ++sample) {
+    read_ahead_long(plans[sample].spans.spans, token_bytes_of(source_of(sample)->dtype));
+  }
   if (size > 0) {
     prefetch_tokens(plans[0].spans.spans, token_bytes_of(source_of(0)->dtype));
   }

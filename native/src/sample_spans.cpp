@@ -1,5 +1,8 @@
 #include "trackbed/sample_spans.hpp"
 
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstring>
 
@@ -318,6 +321,23 @@ void prefetch_tokens(std::span<const Span> spans, std::int64_t token_bytes) {
   for (const Span& span : spans) {
     for (std::int64_t byte = 0; byte < span.count * token_bytes && lines > 0; byte += kLine, --lines) {
       __builtin_prefetch(span.tokens + byte);
+    }
+  }
+}
+
+void read_ahead_long(std::span<const Span> spans, std::int64_t token_bytes) {
+  constexpr std::size_t kLong = 32 << 10;
+  constexpr std::size_t kStride = 128 << 10;  // Linux ignores what exceeds the largest request of the device
+  static const auto page = static_cast<std::uintptr_t>(sysconf(_SC_PAGESIZE));
+  for (const Span& span : spans) {
+    const auto bytes = static_cast<std::size_t>(span.count * token_bytes);
+    if (bytes < kLong) {
+      continue;
+    }
+    const std::size_t before = reinterpret_cast<std::uintptr_t>(span.tokens) % page;
+    auto* const start = const_cast<std::byte*>(span.tokens) - before;
+    for (std::size_t done = 0; done < before + bytes; done += kStride) {
+      madvise(start + done, std::min(kStride, before + bytes - done), MADV_WILLNEED);
     }
   }
 }

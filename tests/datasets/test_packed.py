@@ -1,7 +1,9 @@
 """The order "packed" through the datasets: batches, borders, epochs, splits and what is refused."""
 
+import os
 import pickle
 import shutil
+import time
 from collections import Counter
 from dataclasses import replace
 from itertools import accumulate, pairwise
@@ -276,6 +278,21 @@ def test_a_damaged_mask_is_refused_where_it_is_read(masked, tmp_path):
     (tmp_path / "p.mask").write_bytes(raw)
     with pytest.raises(FormatError, match="must have runs in"):
         data.gather(range(60), num_threads=1)
+
+
+def test_a_mask_that_was_truncated_after_it_was_mapped_is_an_error(tmp_path):
+    builder = IndexedDatasetBuilder(f"{tmp_path / 'p'}.bin", np.uint16)
+    builder.trained = TrainedColumns()
+    lengths = np.full(3_000, 20)
+    builder.add_documents(np.ones(60_000, dtype=np.uint16), lengths)
+    builder.trained.add_whole(lengths)
+    builder.finalize(f"{tmp_path / 'p'}.idx")
+    data = packed(None, [str(tmp_path / "p")], sequence_length=64)
+    data.gather(range(60))
+    os.truncate(tmp_path / "p.mask", 4096)
+    time.sleep(0.06)
+    with pytest.raises(FormatError, match=r"p\.mask: the file must keep the 48040 bytes .* truncated to 4096"):
+        data.gather(range(60))
 
 
 def counts_of(item):

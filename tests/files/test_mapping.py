@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.support.processes.forked import run_in_fork
-from trackbed.files import drop_pages, map_readonly, read_ahead
+from trackbed.files import drop_pages, expect_random_reads, map_readonly, read_ahead
 
 
 def descriptors():
@@ -128,6 +128,28 @@ def test_read_ahead_reads_pages_that_are_not_touched(tmp_path):
     while (found := pages_in_memory(array)) < 3_000_000 // mmap.PAGESIZE and time.monotonic() < deadline:
         time.sleep(0.01)
     assert found >= 3_000_000 // mmap.PAGESIZE
+
+
+def test_random_reads_read_the_pages_that_are_touched_alone(tmp_path):
+    path = tmp_path / "large"
+    path.write_bytes(bytes(4 << 20))
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    array = mapped(path)
+    if pages_in_memory(array):
+        pytest.skip("this file system keeps its files in memory")
+    expect_random_reads(array)
+    assert array[1_000_000] == array[3_000_000] == 0
+    assert pages_in_memory(array) == 2
+
+
+@pytest.mark.parametrize("size", [1, 5000])
+def test_random_reads_may_be_expected_of_any_array(file, size):
+    array = mapped(file)
+    expect_random_reads(array)
+    expect_random_reads(np.zeros(size, dtype=np.uint8))
+    assert array.tobytes() == file.read_bytes()
 
 
 @pytest.mark.parametrize("size", [0, 1, 5000])

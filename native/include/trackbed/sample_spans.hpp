@@ -134,6 +134,11 @@ void approach_pieces(const SampleSource& source, std::span<const TokenFile> file
 // Prefetches tokens of scattered spans, so that their cache misses overlap.
 void prefetch_tokens(std::span<const Span> spans, std::int64_t token_bytes);
 
+// Asks the system to read long spans of mapped files that are not in memory, and does not wait: a map that is read at
+// random (MADV_RANDOM) would otherwise wait for each page of a span in turn. A hint: short spans are left to page
+// faults, as the call would cost more than their copy. O(bytes of long spans / 128 KiB).
+void read_ahead_long(std::span<const Span> spans, std::int64_t token_bytes);
+
 // Prefetches memory for plan_spans(), whose reads depend on each other, so that each would otherwise wait for memory.
 // Step s prefetches what step s + 1 reads: to be called with step 0 for all samples of a batch, then with step 1 for
 // all, and so on below kApproachSteps. Does nothing without visits.

@@ -25,7 +25,15 @@ from trackbed.files.many import (
     read_parts,
     read_stamps,
 )
-from trackbed.files.memory_map import MapRefusedError, count_maps, drop_pages, map_readonly, mapped_files, read_ahead
+from trackbed.files.memory_map import (
+    MapRefusedError,
+    count_maps,
+    drop_pages,
+    expect_random_reads,
+    map_readonly,
+    mapped_files,
+    read_ahead,
+)
 from trackbed.files.publish import (
     PartialFile,
     Writer,
@@ -79,6 +87,7 @@ __all__ = [
     "count_maps",
     "crc32",
     "drop_pages",
+    "expect_random_reads",
     "find_partials",
     "flush_file_system",
     "flush_files",

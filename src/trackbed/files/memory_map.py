@@ -28,6 +28,7 @@ _READ: Final[dict[int, int]] = {}
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 _PROT_READ: Final = 1
 _MAP_SHARED: Final = 1
+_RANDOM: Final = 1
 _WILL_NEED: Final = 3
 _DONT_NEED: Final = 4
 _AHEAD_BYTES: Final = 32 << 20
@@ -144,6 +145,19 @@ def read_ahead(array: npt.NDArray[Any]) -> None:
     stop = array.ctypes.data + min(array.nbytes, _AHEAD_BYTES)
     for start in range(first, stop, _STRIDE_BYTES):
         _LIBC.madvise(start, min(_STRIDE_BYTES, stop - start), _WILL_NEED)  # a hint, as below
+
+
+def expect_random_reads(array: npt.NDArray[Any]) -> None:
+    """Tells the system that a mapped file is read in small pieces anywhere, so that it reads the pages of those alone.
+
+    Otherwise each page that is not in memory is read with up to some MiB around it.
+
+    Args:
+        array: bytes of a whole file from `map_readonly`; it may be another array too, which stays as it is.
+    """
+    if array.nbytes > _READ_BYTES and not (_READ and _is_read(array.ctypes.data)):
+        first = array.ctypes.data // mmap.PAGESIZE * mmap.PAGESIZE
+        _LIBC.madvise(first, array.ctypes.data + array.nbytes - first, _RANDOM)  # a hint, as below
 
 
 def drop_pages(array: npt.NDArray[Any]) -> None:

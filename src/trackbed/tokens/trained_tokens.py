@@ -4,6 +4,7 @@ Shapes: D documents, R runs, T tokens.
 """
 
 import array
+import os
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,8 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from trackbed.errors import ArgumentError, FormatError
-from trackbed.files import Checksum, open_regular
+from trackbed.files import Checksum, map_readonly, open_regular, stamp_of
 from trackbed.tokens.seal import find_beside
+from trackbed.tokens.source import MappedSource
 
 TRAINED: Final = "mask"
 """Name of the file beside a pair."""
@@ -104,6 +106,8 @@ class TrainedTokens:
     """`[D + 1]` number of runs before each document, and in all."""
     runs: Runs
     """`[R, 2]` first token of each run in its document, and number of tokens."""
+    source: MappedSource | None = None
+    """The file that they are cut from."""
 
     def __len__(self) -> int:
         """Number of documents."""
@@ -167,8 +171,11 @@ class TrainedTokens:
             return None
         path, wanted, num_documents = named
         descriptor, size = open_regular(path)
-        with open(descriptor, "rb") as file:  # noqa: PTH123  a descriptor
+        with open(descriptor, "rb", buffering=0) as file:  # noqa: PTH123  a descriptor
+            if hasattr(os, "posix_fadvise"):
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)  # the header alone
             header = file.read(_HEADER.size)
+            raw = map_readonly(descriptor, size)
         magic, version, count, num_runs = _HEADER.unpack(header) if len(header) == _HEADER.size else (b"", 0, 0, 0)
         if (magic, version) != (_MAGIC, _VERSION):
             raise FormatError(f"{path}: must begin as version {_VERSION} of trained tokens, found {header[:16]!r}")
@@ -178,8 +185,8 @@ class TrainedTokens:
                 f"{path}: the seal says {wanted.size_bytes} bytes and {num_documents} documents, found {size} and "
                 f"{count}, with {num_runs} runs"
             )
-        raw = np.memmap(path, dtype=np.uint8, mode="r")
-        return cls(raw[_HEADER.size : middle].view("<u8"), raw[middle:].view("<u4").reshape(-1, 2))
+        source = MappedSource(raw, path, stamp_of(path))
+        return cls(raw[_HEADER.size : middle].view("<u8"), raw[middle:].view("<u4").reshape(-1, 2), source)
 
 
 def runs_of(is_trained: npt.NDArray[np.bool_]) -> Runs:

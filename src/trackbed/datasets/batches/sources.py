@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trackbed.datasets.low_level import is_plain, trained_tokens
-from trackbed.files import MAPS, Stamp, join_names, read_stamps
+from trackbed.files import MAPS, Stamp, expect_random_reads, join_names, read_stamps
 from trackbed.kernels import Extent, FetchedBytes, SampleSources, Sentences, Visits
 from trackbed.tokens import DType, IndexedDataset, IndexedGroup, MappedSource
 from trackbed.tokens.read_headers import fetch_copies
@@ -80,8 +80,8 @@ class Sources:
         self._owners: list[_TableEntry] = []
         """The dataset that each file belongs to."""
         self._placed: dict[int, _TableEntry] = {}
-        self._with_trained: set[int] = set()
-        """Files whose trained tokens matter."""
+        self._packed: set[int] = set()
+        """Files of packs, whose trained tokens matter."""
         self._readable: set[int] = set()
         """Datasets that the kernel may read: the indices of others may have been released."""
         self._needs_python: set[int] = set()
@@ -139,7 +139,7 @@ class Sources:
             placed = self._placed[number] = _TableEntry(self, number, first_file, len(pairs))
             self._pairs += pairs
             if isinstance(layout, PackedDocuments):
-                self._with_trained.update(range(first_file, first_file + len(pairs)))
+                self._packed.update(range(first_file, first_file + len(pairs)))
             self._owners += [placed] * len(pairs)
         files = {
             "first_file": placed.first_file,
@@ -169,11 +169,17 @@ class Sources:
                 size_bytes = None if isinstance(source, MappedSource) else self._pairs[number].bin_stamp.size_bytes
                 lengths, pointers = index.sequence_lengths, index.sequence_pointers
                 self.table.map_file(number, tokens=tokens, lengths=lengths, pointers=pointers, size_bytes=size_bytes)
-                trained = trained_tokens(self._pairs[number]) if number in self._with_trained else None
+                trained = trained_tokens(self._pairs[number]) if number in self._packed else None
+                beside = []
                 if trained is not None:
                     self.table.set_trained(number, trained.firsts, trained.runs)
+                    beside = [] if trained.source is None else [trained.source]
                 if isinstance(source, MappedSource) and isinstance(index.ends.stamp, Stamp):
-                    self._watch.add(number, source, MappedSource(index.mapped, index.path, index.ends.stamp))
+                    mapped = [source, MappedSource(index.mapped, index.path, index.ends.stamp), *beside]
+                    self._watch.add(number, *mapped)
+                    if number in self._packed:  # whose documents lie anywhere
+                        for one in mapped:
+                            expect_random_reads(one.data)
                 MAPS.use(self._owners[number])
 
     def fetch(self, ranges: npt.NDArray[np.int64]) -> FetchedBytes:
