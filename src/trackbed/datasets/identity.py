@@ -23,7 +23,10 @@ _OF: Final = "fingerprint"
 _DIGITS: Final = 16
 _SIZES: Final = {"size", "num_samples"}
 _TOKENS: Final = "tokens"
-_MOST_CHARACTERS: Final = 400
+_LONG: Final = (400, 32)
+"""Characters up to which a value is kept, and digits of the digest of a longer one."""
+_LONG_OF_PACKS: Final = (40, 16)
+"""The same of packs, whose position fits into 1 KB; other orders keep what older versions have saved."""
 _STARTING: Final = Lock()
 
 
@@ -127,7 +130,12 @@ class Identity:
         fields = self._dataset.identity_fields()
         if fields is None:
             return None
-        return json.dumps({_OF: self.fingerprint[:_DIGITS], **{name: _brief(value) for name, value in fields.items()}})
+        limits = _LONG
+        if fields.get("order") == "packed":
+            limits = _LONG_OF_PACKS
+            fields = {name: value for name, value in fields.items() if name not in _SIZES}
+        brief = {name: _brief(value, *limits) for name, value in fields.items()}
+        return json.dumps({_OF: self.fingerprint[:_DIGITS], **brief})
 
     def state(self) -> dict[str, str]:
         """Returns the checksum of the data and the content, for a saved position. Waits for the checksum."""
@@ -241,8 +249,8 @@ def plain(value: Any) -> Any:
     return dict(identifiers) if identifiers is not None else type(value).__name__
 
 
-def _brief(value: Any) -> Any:
+def _brief(value: Any, most_characters: int, digits: int) -> Any:
     text = json.dumps(value, default=plain)
-    if len(text) <= _MOST_CHARACTERS:
+    if len(text) <= most_characters:
         return json.loads(text)
-    return f"SHA-256 {hashlib.sha256(text.encode()).hexdigest()[:32]}"
+    return f"SHA-256 {hashlib.sha256(text.encode()).hexdigest()[:digits]}"

@@ -240,6 +240,8 @@ class GPTDataset(CachedDataset):
         return self._samples.decisions()
 
     def _shaping(self) -> dict[str, Any]:
+        if self.config.order == "packed":  # none of them has an effect
+            return {}
         values = {name: getattr(self.config, name) for name in _SHAPING}
         # Newer options are left out where they are not used, so that fingerprints stay what they were.
         newer = {name: True for name in ("inter_document_masking", "mask_borders") if getattr(self.config, name)}
@@ -256,7 +258,7 @@ class GPTDataset(CachedDataset):
         """Returns everything but the tokens that decides the samples; see `CachedDataset.sample_fields`."""
         fields = super().sample_fields()
         if fields is not None:
-            del fields["create_attention_mask"]
+            fields.pop("create_attention_mask", None)
         return fields
 
     def _checksum(self) -> str:
