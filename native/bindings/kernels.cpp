@@ -28,11 +28,13 @@
 #include "trackbed/narrow.hpp"
 #include "trackbed/numpy_random.hpp"
 #include "trackbed/pack_balance.hpp"
+#include "trackbed/pack_borders.hpp"
 #include "trackbed/packing.hpp"
 #include "trackbed/permutation.hpp"
 #include "trackbed/sample_index.hpp"
 #include "trackbed/sentence_mapping.hpp"
 #include "trackbed/small_indices.hpp"
+#include "trackbed/split_mix.hpp"
 #include "trackbed/square_sum.hpp"
 #include "trackbed/sum_ranks.hpp"
 #include "trackbed/token_count.hpp"
@@ -210,24 +212,68 @@ void sort_items(Array<const std::int32_t> lengths, const std::tuple<std::uint64_
   trackbed::sort_items(span_of(lengths), pack_shape_of(shape), span_of(counts), span_of(documents));
 }
 
-// [3 N] document, start and stop of each piece, and how many pieces there are before each pack.
-std::tuple<nb::object, nb::object> find_packs(Words nodes, Words leaves, Words first_items,
-                                              Array<const std::uint32_t> documents, Array<const std::int32_t> lengths,
-                                              const std::tuple<std::uint64_t, std::uint64_t, int>& shape, Words packs,
-                                              Words keys) {
+// [3 N] document, start and stop of each piece, and how many pieces there are before each pack. `pack_of(i)` returns
+// the number and the key of pack i.
+template <typename PackOf>
+std::tuple<nb::object, nb::object> find_all(const trackbed::PackTables& tables, const trackbed::PackShape& shape,
+                                            std::size_t size, const PackOf& pack_of) {
   std::vector<trackbed::PackedPiece> pieces;
-  std::vector<std::int64_t> firsts(packs.size() + 1, 0);
+  std::vector<std::int64_t> firsts(size + 1, 0);
   {
     const nb::gil_scoped_release no_gil;
-    const trackbed::PackTables tables{structures_of<const trackbed::PackNode>(nodes),
-                                      structures_of<const trackbed::PackLeaf>(leaves), span_of(first_items),
-                                      span_of(documents), span_of(lengths)};
-    for (std::size_t i = 0; i < packs.size(); ++i) {
-      trackbed::find_pack(tables, pack_shape_of(shape), packs.data()[i], keys.data()[i], pieces);
+    for (std::size_t i = 0; i < size; ++i) {
+      const auto [pack, key] = pack_of(i);
+      trackbed::find_pack(tables, shape, pack, key, pieces);
       firsts[i + 1] = static_cast<std::int64_t>(pieces.size());
     }
   }
   return {words_of<std::int64_t>(std::move(pieces)), words_of<std::int64_t>(std::move(firsts))};
+}
+
+std::tuple<nb::object, nb::object> find_packs(Words nodes, Words leaves, Words first_items,
+                                              Array<const std::uint32_t> documents, Array<const std::int32_t> lengths,
+                                              const std::tuple<std::uint64_t, std::uint64_t, int>& shape, Words packs,
+                                              Words keys) {
+  const trackbed::PackTables tables{structures_of<const trackbed::PackNode>(nodes),
+                                    structures_of<const trackbed::PackLeaf>(leaves), span_of(first_items),
+                                    span_of(documents), span_of(lengths)};
+  return find_all(tables, pack_shape_of(shape), packs.size(),
+                  [&](std::size_t i) { return std::pair{packs.data()[i], keys.data()[i]}; });
+}
+
+// The packs of visits epoch x num_packs + pack, in epochs whose keys are words of a stream.
+std::tuple<nb::object, nb::object> find_visits(Words nodes, Words leaves, Words first_items,
+                                               Array<const std::uint32_t> documents, Array<const std::int32_t> lengths,
+                                               const std::tuple<std::uint64_t, std::uint64_t, int>& shape,
+                                               std::uint64_t num_packs, std::uint64_t seed,
+                                               Array<const std::int64_t> visits) {
+  const trackbed::PackTables tables{structures_of<const trackbed::PackNode>(nodes),
+                                    structures_of<const trackbed::PackLeaf>(leaves), span_of(first_items),
+                                    span_of(documents), span_of(lengths)};
+  return find_all(tables, pack_shape_of(shape), visits.size(), [&](std::size_t i) {
+    const auto visit = static_cast<std::uint64_t>(visits.data()[i]);
+    return std::pair{visit % num_packs, trackbed::split_mix(seed, visit / num_packs)};
+  });
+}
+
+using Borders = nb::ndarray<const std::int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+// [3 (n + 1) + 1] joined borders and the longest document; the sums of trained labels and of documents; and the number
+// of padded places.
+std::tuple<nb::object, nb::object, std::int64_t> join_borders(Borders places, Borders padded, Borders trained,
+                                                              Array<const std::int32_t> longest,
+                                                              Array<const std::int64_t> num_trained,
+                                                              Array<const std::int64_t> num_documents, bool keeps_all) {
+  const auto row = [](const Borders& borders) { return std::span{borders.data(), borders.size()}; };
+  auto [borders, num_places] =
+      trackbed::join_borders({{row(places), row(padded), row(trained)}, padded.shape(0), padded.shape(1)}, keeps_all);
+  const auto sum = [](const auto& numbers) {
+    return std::accumulate(numbers.data(), numbers.data() + numbers.size(), std::int64_t{0});
+  };
+  borders.back() = std::accumulate(longest.data(), longest.data() + longest.size(), std::int32_t{0},
+                                   [](std::int32_t one, std::int32_t other) { return std::max(one, other); });
+  std::vector<std::int64_t> counts{sum(num_trained), sum(num_documents)};
+  return {words_of<std::int32_t>(std::move(borders)), words_of<std::int64_t>(std::move(counts)), num_places};
 }
 
 void leaf_costs(Words nodes, Words leaves, std::uint64_t multiple, std::uint64_t linear, Array<std::int64_t> costs) {
@@ -543,6 +589,8 @@ NB_MODULE(_native, m) {
   m.def("count_items", &count_items);
   m.def("sort_items", &sort_items);
   m.def("find_packs", &find_packs);
+  m.def("find_visits", &find_visits);
+  m.def("join_borders", &join_borders);
   m.def("leaf_costs", &leaf_costs);
   m.def("find_costs", &find_costs);
   m.def("deal_packs", &deal_packs);

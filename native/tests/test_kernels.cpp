@@ -44,6 +44,7 @@
 #include "trackbed/legacy_shuffle.hpp"
 #include "trackbed/narrow.hpp"
 #include "trackbed/pack_balance.hpp"
+#include "trackbed/pack_borders.hpp"
 #include "trackbed/packing.hpp"
 #include "trackbed/parallel.hpp"
 #include "trackbed/permutation.hpp"
@@ -2419,6 +2420,41 @@ void test_packing(std::size_t rounds) {
 }
 
 // Costs of packs are those of their pieces, and are dealt so that ranks lie no further apart than the widest turn.
+void test_pack_borders(std::size_t rounds) {
+  Random random(78);
+  for (std::size_t round = 0; round < rounds; ++round) {
+    const std::size_t packs = random.below(4);
+    const std::size_t width = 1 + random.below(6);
+    std::array<std::vector<std::int32_t>, 3> rows;
+    std::array<std::vector<std::int32_t>, 3> wanted{{{0}, {0}, {0}}};
+    for (std::size_t pack = 0; pack < packs; ++pack) {
+      const std::size_t segments = random.below(width);
+      std::array<std::int32_t, 3> sums{};
+      std::array<std::int32_t, 3> before{wanted[0].back(), wanted[1].back(), wanted[2].back()};
+      for (std::size_t i = 0; i < width; ++i) {
+        const bool has_more = i > 0 && i <= segments;
+        for (std::size_t row = 0; row < 3; ++row) {
+          sums[row] += has_more ? static_cast<std::int32_t>(random.below(9) + (row == 1 ? 1 : 0)) : 0;
+          rows[row].push_back(sums[row]);
+          if (has_more) {
+            wanted[row].push_back(before[row] + sums[row]);
+          }
+        }
+      }
+    }
+    const bool keeps_all = random.below(2) == 1;
+    const trackbed::JoinedBorders found =
+        trackbed::join_borders({{rows[0], rows[1], rows[2]}, packs, width}, keeps_all);
+    std::vector<std::int32_t> joined;
+    for (std::vector<std::int32_t>& row : wanted) {
+      row.resize(keeps_all ? 1 + packs * (width - 1) : row.size(), row.back());
+      joined.insert(joined.end(), row.begin(), row.end());
+    }
+    joined.push_back(0);
+    check(found.borders == joined && found.num_places == wanted[1].back(), "borders of packs are joined end to end");
+  }
+}
+
 void test_pack_balance(std::size_t rounds) {
   Random random(77);
   for (std::size_t round = 0; round < rounds; ++round) {
@@ -2597,6 +2633,7 @@ int main(int argc, char** argv) {
   test_gather(150 * scale);
   test_gather_of_lies(300 * scale);
   test_packing(200 * scale);
+  test_pack_borders(500 * scale);
   test_pack_balance(200 * scale);
   test_packs_of_lies(300 * scale);
   test_masked(300 * scale);

@@ -139,6 +139,10 @@ class ContiguousPacks:
         firsts = np.cumsum([0, *map(len, parts)], dtype=np.int64)
         return np.concatenate([np.empty((0, 3), dtype=np.int64), *parts]), firsts
 
+    def find_visits(self, visits: Numbers, *, seed: int) -> Pieces:
+        """Finds the pieces of documents in some packs: see `Packs.find_visits`."""
+        return self.find(visits % max(len(self), 1), keys=visits)
+
     def _pieces(self, pack: int) -> Numbers:
         """Returns the `[pieces, 3]` pieces of one pack."""
         low = pack * self.shape.capacity

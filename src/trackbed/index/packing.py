@@ -13,9 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from trackbed.errors import ArgumentError, PlanError
+from trackbed.index.split_mix import split_mix
 from trackbed.kernels.integers import check_at_least
 from trackbed.kernels.pack_balance import PackCosts, costs_of_plan
-from trackbed.kernels.packing import PackPlan, PackShape, count_items, find_packs, plan_packs, sort_items
+from trackbed.kernels.packing import PackPlan, PackShape, count_items, find_packs, find_visits, plan_packs, sort_items
 
 PACKING_VERSION: Final = 1
 """Version of the algorithm. The packs of some lengths and keys never change within a version."""
@@ -209,6 +210,19 @@ class Packs:
             self.windows_of(numbers), lambda one, places: self._find_in(one, numbers[places], secrets[places])
         )
 
+    def find_visits(self, visits: npt.NDArray[np.int64], *, seed: int) -> Pieces:
+        """Finds the pieces of documents in some packs, each in its epoch.
+
+        Args:
+            visits: `[B]` epoch x P + pack, each at least 0.
+            seed: start of the stream whose words are the keys of the epochs, in `[0, 2**64)`: see `split_mix`.
+        """
+        if self.window is None or self.window >= len(self.lengths):
+            return find_visits(*self._window(0), self.shape, visits, seed=seed)
+        epochs, packs = np.divmod(visits, max(len(self), 1))
+        keys = {epoch: split_mix(seed, epoch) for epoch in set(epochs.tolist())}
+        return self.find(packs, keys=np.array([keys[epoch] for epoch in epochs.tolist()], dtype=np.uint64))
+
     def windows_of(self, packs: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """`[B]` window of each of `[B]` packs in `[0, P)`."""
         return np.searchsorted(self._first_packs, packs, side="right") - 1
@@ -233,11 +247,11 @@ class Packs:
         self, number: int, packs: npt.NDArray[np.int64], keys: npt.NDArray[np.uint64]
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Finds the pieces of packs of one window."""
-        window = self._window(number)
-        own = (packs - self._first_packs[number]).astype(np.uint64)
-        plan, first_items, documents, lengths = window
+        plan, first_items, documents, lengths = self._window(number)
+        own = (packs - self._first_packs[number] if number else packs).astype(np.uint64)
         pieces, firsts = find_packs(plan, first_items, documents, lengths, self.shape, own, keys)
-        pieces[:, 0] += number * self._width
+        if number:
+            pieces[:, 0] += number * self._width
         return pieces, firsts
 
     def _window(self, number: int) -> _Window:

@@ -243,6 +243,28 @@ def find_packs(
     keys: npt.NDArray[np.uint64],
     /,
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]: ...
+def find_visits(
+    nodes: npt.NDArray[np.uint64],
+    leaves: npt.NDArray[np.uint64],
+    first_items: npt.NDArray[np.uint64],
+    documents: npt.NDArray[np.uint32],
+    lengths: npt.NDArray[np.int32],
+    shape: tuple[int, int, int],
+    num_packs: int,
+    seed: int,
+    visits: npt.NDArray[np.int64],
+    /,
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]: ...
+def join_borders(
+    places: npt.NDArray[np.int32],
+    padded: npt.NDArray[np.int32],
+    trained: npt.NDArray[np.int32],
+    longest: npt.NDArray[np.int32],
+    num_trained: npt.NDArray[np.int64],
+    num_documents: npt.NDArray[np.int64],
+    keeps_all: bool,
+    /,
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64], int]: ...
 def leaf_costs(
     nodes: npt.NDArray[np.uint64],
     leaves: npt.NDArray[np.uint64],

@@ -3,8 +3,9 @@
 Shapes: D documents, L lengths of items and 0, N items, P packs.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -154,6 +155,90 @@ def find_packs(
         plan.nodes, plan.leaves, first_items, documents, lengths, shape.fields(), packs, keys
     )
     return pieces.reshape(-1, 3), firsts
+
+
+def find_visits(
+    plan: PackPlan,
+    first_items: npt.NDArray[np.uint64],
+    documents: npt.NDArray[np.uint32],
+    lengths: npt.NDArray[np.int32],
+    shape: PackShape,
+    visits: npt.NDArray[np.int64],
+    *,
+    seed: int,
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Does the same as `find_packs` for visits of packs, epoch x P + pack; the key of an epoch is a word of a stream.
+
+    Args:
+        plan: from `plan_packs`, with P packs.
+        first_items: as for `find_packs`.
+        documents: as for `find_packs`.
+        lengths: as for `find_packs`.
+        shape: what decides the items.
+        visits: `[B]` each at least 0.
+        seed: start of the stream of keys, in `[0, 2**64)`: see `split_mix`.
+
+    Raises:
+        ArgumentError: the plan has no packs, or a visit is negative.
+    """
+    if len(visits) and (not plan.num_packs or int(visits.min()) < 0):
+        raise ArgumentError(f"visits must be at least 0, of a plan that has packs, found {visits.min()}")
+    pieces, firsts = _native.find_visits(
+        plan.nodes, plan.leaves, first_items, documents, lengths, shape.fields(), plan.num_packs, seed, visits
+    )
+    return pieces.reshape(-1, 3), firsts
+
+
+class JoinedBorders(NamedTuple):
+    """Borders of several packs, one after the other."""
+
+    places: npt.NDArray[np.int32]
+    """`[n + 1]` sum of places up to each border."""
+    padded: npt.NDArray[np.int32]
+    """`[n + 1]` the same with padding."""
+    trained: npt.NDArray[np.int32]
+    """`[n + 1]` trained labels up to each border."""
+    longest: npt.NDArray[np.int32]
+    """`[1]` padded places of the longest document."""
+    counts: npt.NDArray[np.int64]
+    """`[2]` trained labels, and documents with any."""
+    num_places: int
+    """Padded places in all; where it is 2**31 or more, the borders are meaningless."""
+
+
+def join_borders(rows: Mapping[str, npt.NDArray[Any]], *, keeps_all: bool) -> JoinedBorders:
+    """Joins the borders of the rows of a batch of packs.
+
+    Args:
+        rows: `cu_seqlens`, `cu_seqlens_padded` and `cu_trained_tokens`, `[B, M]` int32; `max_seqlen`, `[B]` int32;
+            `num_trained_tokens` and `num_documents`, `[B]` int64.
+        keeps_all: True for B x (M - 1) + 1 borders, of which the last one is repeated.
+
+    >>> rows = {"cu_seqlens": [[0, 3, 3], [0, 2, 4]], "cu_seqlens_padded": [[0, 3, 4], [0, 2, 4]]}
+    >>> rows |= {"cu_trained_tokens": [[0, 1, 1], [0, 0, 2]], "max_seqlen": [3, 2]}
+    >>> arrays = {name: np.array(values, dtype=np.int32) for name, values in rows.items()}
+    >>> counts = {name: np.array([1, 2]) for name in ("num_trained_tokens", "num_documents")}
+    >>> [one.tolist() for one in join_borders({**arrays, **counts}, keeps_all=False)[:3]]
+    [[0, 3, 3, 5, 7], [0, 3, 4, 6, 8], [0, 1, 1, 1, 3]]
+    """
+    names = (
+        "cu_seqlens",
+        "cu_seqlens_padded",
+        "cu_trained_tokens",
+        "max_seqlen",
+        "num_trained_tokens",
+        "num_documents",
+    )
+    places, padded, trained, longest, num_trained, num_documents = (rows[name] for name in names)
+    if not (places.shape == padded.shape == trained.shape and padded.ndim == 2 and padded.shape[1]):
+        raise ArgumentError(f"borders must be of one shape, found {places.shape}, {padded.shape} and {trained.shape}")
+    borders, counts, num_places = _native.join_borders(
+        places, padded, trained, longest, num_trained, num_documents, keeps_all
+    )
+    size = len(borders) // 3
+    return JoinedBorders(
+        borders[:size], borders[size : 2 * size], borders[2 * size : -1], borders[-1:], counts, num_places
+    )
 
 
 def _checked(lengths: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:

@@ -340,8 +340,8 @@ class BatchStream:
             batch = self._gather(indices, fetched, ended)
             tokens = self._tokens(batch)
             hashes = None if self._hashed is None else self._hashes(indices, batch)
-            lent = self._ring.lend(batch) if self._is_reused else batch
-            lent = lent if self._layout is None else self._layout(lent)
+            laid_out = None if self._layout is None else self._layout(batch)
+            lent = self._ring.lend(batch, laid_out) if self._is_reused else laid_out or batch
             return _PreparedBatch(lent if copies is None else copies.begin(lent), len(indices), tokens, state, hashes)
 
     def _hashes(self, indices: Sequence[int], batch: Batch) -> SampleHashes:

@@ -7,20 +7,21 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal, get_args
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from trackbed.datasets import Batch
 from trackbed.datasets.batches.context import WHOLE, Context
 from trackbed.errors import ArgumentError
+from trackbed.kernels.packing import JoinedBorders, join_borders
 
 LayoutName = Literal["thd", "torch", "bridge"]
 LAYOUTS: Final[tuple[LayoutName, ...]] = get_args(LayoutName)
 _PLACES: Final = ("tokens", "labels", "loss_mask", "position_ids", "padding_mask")
-_COUNTS: Final = ("num_trained_tokens", "num_documents")
+_PER_PACK: Final = (
+    *("cu_seqlens", "cu_seqlens_padded", "cu_trained_tokens"),
+    *("max_seqlen", "num_trained_tokens", "num_documents"),
+)
 _HIGHEST: Final = int(np.iinfo(np.int32).max)
-
-Borders = tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.int32]]
 
 
 def layout_of(name: str, *, pads_borders: bool) -> Callable[[Batch], Batch]:
@@ -53,10 +54,11 @@ def as_thd(batch: Mapping[str, torch.Tensor], *, pads_borders: bool = False) -> 
         batch: rows of packs, as `gather` of a dataset in the order "packed" returns them.
         pads_borders: True for as many borders in each batch, of which the last one is repeated.
     """
-    logical, padded, trained = map(torch.from_numpy, borders_of(batch, pads_borders=pads_borders))
-    longest = _longest(batch)
-    found = {**_flat(batch), "cu_seqlens": logical, "cu_seqlens_padded": padded, "max_seqlen": longest}
-    return Batch({**found, "cu_trained_tokens": trained, **_counts(batch)})
+    borders = _borders(batch, pads_borders=pads_borders)
+    logical, padded, trained = map(torch.from_numpy, borders[:3])
+    longest = torch.from_numpy(borders.longest)
+    own = {"cu_seqlens": logical, "cu_seqlens_padded": padded, "max_seqlen": longest}
+    return _joined(batch, {**own, "cu_trained_tokens": trained, **_counts(borders)})
 
 
 def as_torch(batch: Mapping[str, torch.Tensor], *, pads_borders: bool = False) -> Batch:
@@ -65,10 +67,10 @@ def as_torch(batch: Mapping[str, torch.Tensor], *, pads_borders: bool = False) -
     As `as_thd`, but with `cu_seq_q` and `cu_seq_k` int32 `[n + 1]`, where segments lie, and `max_q` and `max_k`, int64
     of no axis, the length of the longest segment. Counts are as in `as_thd`.
     """
-    _, padded, trained = borders_of(batch, pads_borders=pads_borders)
-    cu_seq, longest = torch.from_numpy(padded), torch.tensor(int(np.diff(padded).max(initial=0)))
-    found = {**_flat(batch), "cu_seq_q": cu_seq, "cu_seq_k": cu_seq, "max_q": longest, "max_k": longest}
-    return Batch({**found, "cu_trained_tokens": torch.from_numpy(trained), **_counts(batch)})
+    borders = _borders(batch, pads_borders=pads_borders)
+    cu_seq, longest = torch.from_numpy(borders.padded), torch.tensor(int(np.diff(borders.padded).max(initial=0)))
+    own = {"cu_seq_q": cu_seq, "cu_seq_k": cu_seq, "max_q": longest, "max_k": longest}
+    return _joined(batch, {**own, "cu_trained_tokens": torch.from_numpy(borders.trained), **_counts(borders)})
 
 
 def as_bridge(batch: Mapping[str, torch.Tensor], *, pads_borders: bool = False) -> Batch:
@@ -83,57 +85,41 @@ def as_bridge(batch: Mapping[str, torch.Tensor], *, pads_borders: bool = False) 
     """
     if len(batch["tokens"]) != 1:
         raise ArgumentError(f"a batch in Megatron-Bridge's layout must have 1 pack, found {len(batch['tokens'])}")
-    logical, padded, trained = (torch.from_numpy(one)[None] for one in borders_of(batch, pads_borders=pads_borders))
-    longest = _longest(batch).reshape(1, 1)
-    found = {**_flat(batch), "cu_seqlens_q": logical, "cu_seqlens_kv": logical}
+    borders = _borders(batch, pads_borders=pads_borders)
+    logical, padded, trained = (torch.from_numpy(one)[None] for one in borders[:3])
+    longest = torch.from_numpy(borders.longest)[None]
+    own = {"cu_seqlens_q": logical, "cu_seqlens_kv": logical}
     if not torch.equal(logical, padded):
-        found |= {"cu_seqlens_q_padded": padded, "cu_seqlens_kv_padded": padded}
-    found |= {"max_seqlen_q": longest, "max_seqlen_kv": longest}
-    return Batch({**found, "cu_trained_tokens": trained, **_counts(batch)})
+        own |= {"cu_seqlens_q_padded": padded, "cu_seqlens_kv_padded": padded}
+    own |= {"max_seqlen_q": longest, "max_seqlen_kv": longest}
+    return _joined(batch, {**own, "cu_trained_tokens": trained, **_counts(borders)})
 
 
-def borders_of(batch: Mapping[str, torch.Tensor], *, pads_borders: bool) -> Borders:
-    """Returns the borders of all packs, one after the other, in places, in padded places and in trained labels.
+def _borders(batch: Mapping[str, torch.Tensor], *, pads_borders: bool) -> JoinedBorders:
+    """Returns the borders of all packs, one after the other, and their counts.
 
     Raises:
         ArgumentError: T is too large for int32.
-
-    >>> rows = {"cu_seqlens": torch.tensor([[0, 3, 3], [0, 2, 4]], dtype=torch.int32)}
-    >>> rows["cu_seqlens_padded"] = torch.tensor([[0, 3, 4], [0, 2, 4]], dtype=torch.int32)
-    >>> rows["cu_trained_tokens"] = torch.tensor([[0, 1, 1], [0, 0, 2]], dtype=torch.int32)
-    >>> [one.tolist() for one in borders_of(rows, pads_borders=False)]
-    [[0, 3, 3, 5, 7], [0, 3, 4, 6, 8], [0, 1, 1, 1, 3]]
     """
-    # As few calls as possible: each takes as long as the kernel does for some hundred tokens.
-    rows = np.stack([batch[name].numpy() for name in ("cu_seqlens", "cu_seqlens_padded", "cu_trained_tokens")])
-    totals = rows[:, :, -1].cumsum(axis=1, dtype=np.int64)
-    num_places = int(totals[1, -1]) if totals.size else 0
-    if num_places > _HIGHEST:
-        raise ArgumentError(f"a batch must have at most {_HIGHEST} places for borders of int32, found {num_places}")
-    rows[:, 1:] += totals[:, :-1, None].astype(np.int32)
-    is_end = rows[1, :, 1:] > rows[1, :, :-1]
-    ends = rows[:, :, 1:][:, is_end]
-    found = np.zeros((3, 1 + (is_end.size if pads_borders else ends.shape[1])), dtype=np.int32)
-    found[:, 1 : 1 + ends.shape[1]] = ends
-    if pads_borders and ends.size:
-        found[:, 1 + ends.shape[1] :] = ends[:, -1:]
-    return found[0], found[1], found[2]
+    found = join_borders({name: batch[name].numpy() for name in _PER_PACK}, keeps_all=pads_borders)
+    if found.num_places > _HIGHEST:
+        raise ArgumentError(
+            f"a batch must have at most {_HIGHEST} places for borders of int32, found {found.num_places}"
+        )
+    return found
 
 
-def _flat(batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The places of all packs end to end, and what else is of each pack."""
-    flat = {name: batch[name].reshape(1, -1) for name in _PLACES}
-    return {**({"dataset_id": batch["dataset_id"]} if "dataset_id" in batch else {}), **flat}
+def _joined(batch: Mapping[str, torch.Tensor], own: dict[str, torch.Tensor]) -> Batch:
+    """Returns the places of all packs end to end, which view those of the rows, and tensors of the layout's own."""
+    views = {"dataset_id": batch["dataset_id"]} if "dataset_id" in batch else {}
+    views |= {name: batch[name].view(1, -1) for name in _PLACES}
+    return Batch({**views, **own}, shared=own.keys())
 
 
-def _counts(batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def _counts(borders: JoinedBorders) -> dict[str, torch.Tensor]:
     """Trained labels, and documents with any, of all packs."""
-    return {name: torch.from_numpy(batch[name].numpy().sum(keepdims=True)) for name in _COUNTS}
-
-
-def _longest(batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """The padded length of the longest document, `[1]`."""
-    return torch.from_numpy(batch["max_seqlen"].numpy().max(initial=0, keepdims=True))
+    tokens, documents = borders.counts[:1], borders.counts[1:]
+    return {"num_trained_tokens": torch.from_numpy(tokens), "num_documents": torch.from_numpy(documents)}
 
 
 def check_context(dataset: Any, context: Context) -> None:

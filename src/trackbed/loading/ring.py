@@ -35,15 +35,20 @@ class Ring:
             self._free.append(batch)
         return None
 
-    def lend(self, batch: Batch) -> Batch:
+    def lend(self, batch: Batch, laid_out: Batch | None = None) -> Batch:
         """Returns the batch as new tensors that view its memory, and takes ownership of `batch`.
 
         Tensors shared by all samples, such as an attention mask, are returned as they are.
+
+        Args:
+            batch: the memory.
+            laid_out: tensors in the place of those of the batch, which view its memory unless they are `shared`.
         """
+        found = batch if laid_out is None else laid_out
         lent: dict[str, torch.Tensor] = {}
         watched: list[Any] = []
-        for name, tensor in batch.items():
-            if name in batch.shared:
+        for name, tensor in found.items():
+            if name in found.shared:
                 lent[name] = tensor
             else:
                 watched.append(tensor.numpy())  # torch holds a reference to it as long as it has a view of it

@@ -87,10 +87,9 @@ class PackedSamples(ComputedSamples):
 
     def find(self, stored: npt.NDArray[np.int64]) -> Pieces:
         """Returns the pieces of stored samples; documents are numbered as in the file."""
-        epochs, packs = np.divmod(stored, max(self.samples_per_epoch, 1))
-        keys = np.array([self._key_of(epoch) for epoch in epochs.tolist()], dtype=np.uint64)
-        pieces, firsts = self.packs.find(packs, keys=keys)
-        pieces[:, 0] += self.run[0]
+        pieces, firsts = self.packs.find_visits(stored, seed=self._seed_of_keys)
+        if self.run[0]:
+            pieces[:, 0] += self.run[0]
         return pieces, firsts
 
     def holding(self, document: int, epoch: int) -> npt.NDArray[np.int64]:
@@ -101,7 +100,11 @@ class PackedSamples(ComputedSamples):
         return self.packs.holding(document - start, key=self._key_of(epoch))
 
     def _key_of(self, epoch: int) -> int:
-        return split_mix(split_mix(self.seed ^ _STREAM, 0), epoch)
+        return split_mix(self._seed_of_keys, epoch)
+
+    @cached_property
+    def _seed_of_keys(self) -> int:
+        return split_mix(self.seed ^ _STREAM, 0)
 
     @cached_property
     def trained(self) -> list[TrainedTokens | None]:
