@@ -49,7 +49,7 @@ class DatasetPlan:
     shortfall: str | None
     """Description of its shortfall; None if there is none."""
     packing: PackingSummary | None = None
-    """How full its packs are; None in other orders than "packed"."""
+    """Fill of its packs; None in other orders than "packed"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

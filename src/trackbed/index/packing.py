@@ -64,7 +64,7 @@ def find_by_group(groups: npt.NDArray[np.integer[Any]], find: Callable[[int, Any
 
 
 class PackingSummary(NamedTuple):
-    """How full packs are, and what became of long documents."""
+    """Fill of packs, and counts of long documents."""
 
     packs: int
     places: int

@@ -1,4 +1,4 @@
-"""What a run writes beside its pairs: the sources of documents, and their trained tokens."""
+"""Files beside the pairs of a run: sources of documents, and trained tokens."""
 
 from collections.abc import Iterable, Sequence
 from typing import Final

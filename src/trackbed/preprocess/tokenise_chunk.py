@@ -109,7 +109,7 @@ class ChunkTokenizer:
     """True to leave a record out of the documents of all keys if one of its texts has no tokens; False if such a text
     becomes a sequence without text. With one key, it becomes no document."""
     chat: ChatRules | None = None
-    """What decides the texts of conversations; None if records are texts."""
+    """Rules for the texts of conversations; None if records are texts."""
     images: ImageFolder | None = None
     """Images that become the second sequence of each document; None for texts alone."""
     keeps_sources: bool = False

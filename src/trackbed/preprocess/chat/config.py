@@ -27,7 +27,7 @@ class ChatConfig:
     template: Path | None = None
     """File of the chat template; None for that in the folder of the tokenizer."""
     train_on: TrainOn = "marks"
-    """What is trained on of a list of messages: "marks" for what the template has between `{% generation %}` and
+    """Part of a list of messages that is trained on: "marks" for what the template has between `{% generation %}` and
     `{% endgeneration %}`, or "all"."""
     turn_start: str | None = None
     """Text before a turn of the assistant, in a rendered conversation, for a template without marks."""

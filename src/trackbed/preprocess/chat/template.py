@@ -44,7 +44,7 @@ class ChatTemplate:
     source: str
     """The Jinja program."""
     name: str
-    """Where it was read, for messages."""
+    """Path that it was read from, for messages."""
     tokens: Mapping[str, str] = field(default_factory=dict)
     """Special tokens by role, such as `bos_token`."""
     variables: Mapping[str, Any] = field(default_factory=dict)

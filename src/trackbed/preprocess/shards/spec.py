@@ -51,7 +51,7 @@ class ShardSpec:
     trackbed: str
     """Version of Trackbed on the driver."""
     chat: ChatRules | None = None
-    """What decides the texts of conversations; None if records are texts."""
+    """Rules for the texts of conversations; None if records are texts."""
     keep_sources: bool = False
     """True to write the sources of the documents beside each pair."""
     probe: Probe | None
