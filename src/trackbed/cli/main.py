@@ -17,6 +17,7 @@ from trackbed.cli.blend import blend
 from trackbed.cli.build import build
 from trackbed.cli.cache import cache
 from trackbed.cli.ckpt import ckpt
+from trackbed.cli.export import export
 from trackbed.cli.finish import finish
 from trackbed.cli.inspect import inspect
 from trackbed.cli.merge import merge
@@ -33,7 +34,7 @@ from trackbed.version import __version__
 
 _SECTIONS: Final = {
     "Token files (pairs of .bin and .idx)": (preprocess, train_tokenizer, merge, inspect, verify, seal, finish),
-    "Blends and their indices": (blend, build, show, where, cache),
+    "Blends and their indices": (blend, build, show, where, export, cache),
     "Checkpoints": (ckpt,),
     "Training runs": (report,),
 }
