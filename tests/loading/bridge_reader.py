@@ -30,27 +30,28 @@ class Tokenizer:
 
 
 def read(request):
-    """The batches of all rows of a file, one row each, in one archive of arrays."""
+    """The batches of all rows of a file, one row each, without and with a constant number of borders."""
     from megatron.bridge.data.packing.parquet import GPTSFTPackedParquetDataset
 
-    dataset = GPTSFTPackedParquetDataset(
-        file_path=request["path"],
-        tokenizer=Tokenizer(request["eos_id"]),
-        max_seq_length=request["sequence_length"],
-        pad_seq_to_mult=request["multiple"],
-        pad_to_max_length=True,
-        pad_cu_seqlens=request["metadata"] is not None,
-        pack_metadata_file_path=request["metadata"],
-        label_key="output",
-        truncation_field="input",
-        prompt_template="{input} {output}",
-    )
     found = {}
-    for number in range(len(dataset)):
-        row = dataset[number]
-        dataset.validate_row(number, row["input_ids"], row["loss_mask"], row["seq_boundaries"][:-1])
-        batch = dataset.collate_fn([row])
-        found |= {f"{number}.{name}": value for name, value in batch.items() if hasattr(value, "numpy")}
+    for kind, pads_borders in (("plain", False), ("padded", True)):
+        dataset = GPTSFTPackedParquetDataset(
+            file_path=request["path"],
+            tokenizer=Tokenizer(request["eos_id"]),
+            max_seq_length=request["sequence_length"],
+            pad_seq_to_mult=request["multiple"],
+            pad_to_max_length=True,
+            pad_cu_seqlens=pads_borders,
+            pack_metadata_file_path=request["metadata"],
+            label_key="output",
+            truncation_field="input",
+            prompt_template="{input} {output}",
+        )
+        for number in range(len(dataset)):
+            row = dataset[number]
+            dataset.validate_row(number, row["input_ids"], row["loss_mask"], row["seq_boundaries"][:-1])
+            batch = dataset.collate_fn([row])
+            found |= {f"{kind}.{number}.{name}": one for name, one in batch.items() if hasattr(one, "numpy")}
     np.savez(request["output"], **found)
 
 

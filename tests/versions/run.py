@@ -56,6 +56,8 @@ def requirements(environment: Environment) -> tuple[list[str], list[str]]:
     wanted = [name for name in names if not name.startswith(ours)]
     if environment.megatron_core is not None:
         wanted.append(f"megatron-core=={environment.megatron_core}")
+    if environment.megatron_bridge is not None:
+        wanted.append("datasets")  # the only package of its dependencies that is not there already
     free = {"torch", "numpy", "megatron-core", "triton", *(one.partition("==")[0] for one in environment.others)}
     free |= set() if environment.numpy == PINNED_NUMPY else {"scipy"}
     pinned = (ROOT / "constraints.txt").read_text().splitlines()
@@ -84,6 +86,8 @@ def install(environment: Environment, python: str, folder: Path, wheels: Path | 
         if wheels is None
         else ["--no-deps", "--no-index", "--find-links", str(wheels), "trackbed"],
     ]
+    if environment.megatron_bridge is not None:
+        steps.append(["--no-deps", f"megatron-bridge=={environment.megatron_bridge}"])
     for step in steps:
         subprocess.run([*pip, *step], check=True, env=path)
 
