@@ -7,15 +7,15 @@ They run in Jinja's sandbox, with the functions that templates of Hugging Face e
 import json
 import re
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import date
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
-from trackbed.datasets.extras import require
 from trackbed.errors import ArgumentError, TrackbedError
+from trackbed.preprocess.chat.sandbox import compile_template
 from trackbed.preprocess.record_error import RecordError
 
 _TAG: Final = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
@@ -166,51 +166,4 @@ def _parts(text: str) -> list[str]:
 @lru_cache(maxsize=16)
 def _compiled(source: str, day: str | None) -> Any:
     """Returns a template of Jinja."""
-    library = require("jinja2", where="a chat template")
-    sandbox, extensions = (
-        require("jinja2.sandbox", where="a chat template"),
-        require("jinja2.ext", where="a chat template"),
-    )
-
-    class Generation(extensions.Extension):  # type: ignore[misc, name-defined]  # the library may be missing
-        """The block `{% generation %}`, whose text is put between two marks."""
-
-        tags = {"generation"}  # noqa: RUF012  as the library wants it
-
-        def parse(self, parser: Any) -> Any:
-            line = next(parser.stream).lineno
-            body = parser.parse_statements(["name:endgeneration"], drop_needle=True)
-            return library.nodes.CallBlock(self.call_method("_mark"), [], [], body).set_lineno(line)
-
-        def _mark(self, caller: Callable[[], str]) -> str:
-            return f"{_BEGIN}{caller()}{_END}"
-
-    environment = sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, extensions.loopcontrols]
-    )
-    environment.filters["tojson"] = _to_json
-
-    def refuse(message: str) -> None:
-        raise library.exceptions.TemplateError(message)
-
-    def now(form: str) -> str:
-        if day is None:
-            raise ArgumentError(
-                "the chat template asks for today's date, on which the tokens would depend: state one, as with "
-                "--chat-date 2026-01-31"
-            )
-        return date.fromisoformat(day).strftime(form)
-
-    environment.globals |= {"raise_exception": refuse, "strftime_now": now}
-    return environment.from_string(source)
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,  # noqa: FBT001, FBT002  templates pass them by place
-    indent: int | None = None,
-    separators: Any = None,
-    sort_keys: bool = False,  # noqa: FBT001, FBT002
-) -> str:
-    """Returns a value as JSON without the entities of HTML that Jinja's own filter writes."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return compile_template(source, marks=(_BEGIN, _END), day=day)
