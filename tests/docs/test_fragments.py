@@ -212,6 +212,12 @@ def test_the_page_on_packs_runs(first_hour):
     assert "torch.Size([1, 2048]) 2048\n" in said
     assert " trained labels of " in said
     assert (first_hour / "chat.mask").exists()
+    line, shown = snippets("console", page)[0].strip().splitlines()
+    command = shlex.split(line.removeprefix("$ trackbed "))
+    done = subprocess.run(
+        [sys.executable, "-m", "trackbed", *command], cwd=first_hour, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith(shown.removesuffix("..."))
 
 
 def test_the_page_on_conversations_runs(first_hour, monkeypatch):
