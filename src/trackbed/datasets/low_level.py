@@ -81,7 +81,8 @@ def trained_tokens(pair: IndexedDataset | tokens.IndexedDataset) -> TrainedToken
     Raises:
         FormatError: its mask is damaged, or of documents of several sequences.
     """
-    found = TrainedTokens.open(pair.path_prefix)
+    storage = pair.object_storage_config
+    found = TrainedTokens.open(pair.path_prefix, idx_cache=None if storage is None else storage.path_to_idx_cache)
     if found is not None and len(found) != len(pair):
         raise FormatError(
             f"{pair.path_prefix}: each of {len(found)} documents with a mask must be one sequence, found {len(pair)}"

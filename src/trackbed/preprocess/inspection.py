@@ -107,7 +107,7 @@ def inspect_pair(path_prefix: str, *, idx_cache: str | None = None) -> Inspectio
         longest=longest,
         histogram=_bins(counts),
         modes=_count_modes(_modes_of(index)),
-        trained=None if (trained := TrainedTokens.open(path_prefix)) is None else trained.counts(),
+        trained=None if (trained := TrainedTokens.open(path_prefix, idx_cache=idx_cache)) is None else trained.counts(),
     )
 
 

@@ -25,6 +25,8 @@ from trackbed.files import (
 from trackbed.files.stores import is_address, parse_address
 from trackbed.tokens.content import PairContent
 from trackbed.tokens.paths import BESIDE, get_beside_path, get_seal_path
+from trackbed.tokens.stored.config import default_idx_cache
+from trackbed.tokens.stored.copies_beside import copy_beside
 
 FORMAT: Final = "trackbed-seal"
 VERSION: Final = 1
@@ -100,7 +102,8 @@ def seal(path_prefix: str, *, progress: Callable[[int], None] | None = None, idx
         index=content.checksum_idx(progress),
     )
     new_seal = _with_recipe(new_seal, get_seal_path(path_prefix))
-    new_seal = replace(new_seal, beside=_sums_beside(path_prefix, progress) or None)
+    if not is_address(path_prefix):
+        new_seal = replace(new_seal, beside=_sums_beside(path_prefix, progress) or None)
     if is_address(path_prefix):
         stores.put_bytes(parse_address(get_seal_path(path_prefix)), encode_seal(new_seal))
         return new_seal
@@ -116,33 +119,39 @@ def seal(path_prefix: str, *, progress: Callable[[int], None] | None = None, idx
     return new_seal
 
 
-def find_beside(path_prefix: str, name: str) -> tuple[Path, FileSum, int] | None:
+def find_beside(path_prefix: str, name: str, *, idx_cache: str | None = None) -> tuple[Path, FileSum, int] | None:
     """Finds a file beside a pair, by its seal.
 
     Args:
-        path_prefix: path of the pair without `.bin` and `.idx`.
+        path_prefix: path or address of the pair without `.bin` and `.idx`.
         name: suffix of the file without the dot.
+        idx_cache: folder of copies of objects, for an address; None for `default_idx_cache()`.
 
     Returns:
-        Its path, its size and checksum, and the number of documents of the pair; None if the seal does not name it, or
-        the pair lies in an object store.
+        Its path, or that of a copy of the object, its size and checksum, and the number of documents of the pair; None
+        if the seal does not name it.
 
     Raises:
-        FormatError: the seal is damaged.
+        FormatError: the seal is damaged, or the object is not the one that it names.
+        FileNotFoundError: the object is missing.
+        StoreError: an object store refuses, or does not answer in time.
     """
-    if is_address(path_prefix):
-        return None
     try:
         sealed = read_seal(get_seal_path(path_prefix))
     except FileNotFoundError:
         return None
     wanted = (sealed.beside or {}).get(name)
-    return None if wanted is None else (Path(get_beside_path(path_prefix, name)), wanted, sealed.documents)
+    if wanted is None:
+        return None
+    path = get_beside_path(path_prefix, name)
+    if is_address(path_prefix):
+        return copy_beside(path, wanted, idx_cache or default_idx_cache()), wanted, sealed.documents
+    return Path(path), wanted, sealed.documents
 
 
 def _sums_beside(path_prefix: str, progress: Callable[[int], None] | None) -> dict[str, FileSum]:
     """Returns the sums of the files beside a pair on a disk."""
-    paths = {} if is_address(path_prefix) else {name: Path(get_beside_path(path_prefix, name)) for name in BESIDE}
+    paths = {name: Path(get_beside_path(path_prefix, name)) for name in BESIDE}
     found = {name: path for name, path in paths.items() if path.is_file()}
     return {name: FileSum.of(checksum_file(path, progress=progress)) for name, path in found.items()}
 
@@ -155,7 +164,8 @@ def _with_recipe(new_seal: Seal, path: str) -> Seal:
         return new_seal
     if (old.bin, old.idx) != (new_seal.bin, new_seal.idx):
         return new_seal
-    return replace(new_seal, **{name: getattr(old, name) for name in _RECIPE})
+    kept = replace(new_seal, **{name: getattr(old, name) for name in _RECIPE})
+    return replace(kept, beside=old.beside) if is_address(path) else kept  # objects beside a pair stay as they are
 
 
 def write_seal(sealed: Seal, path: Path) -> None:

@@ -157,16 +157,21 @@ class TrainedTokens:
         return int(self.runs[:, 1].sum(dtype=np.int64))
 
     @classmethod
-    def open(cls, path_prefix: str) -> "TrainedTokens | None":
-        """Opens the trained tokens of a pair; None if its seal names none, or it lies in an object store.
+    def open(cls, path_prefix: str, *, idx_cache: str | None = None) -> "TrainedTokens | None":
+        """Opens the trained tokens of a pair; None if its seal names none.
 
-        Runs are read where they are used.
+        Runs are read where they are used; of a pair in an object store, from a copy of the whole file on this host.
+
+        Args:
+            path_prefix: path or address of the pair without `.bin` and `.idx`.
+            idx_cache: folder of copies of objects, for an address; None for `default_idx_cache()`.
 
         Raises:
             FormatError: the file is damaged, or not the one that the seal names.
             FileNotFoundError: it is missing.
+            StoreError: an object store refuses, or does not answer in time.
         """
-        named = find_beside(path_prefix, TRAINED)
+        named = find_beside(path_prefix, TRAINED, idx_cache=idx_cache)
         if named is None:
             return None
         path, wanted, num_documents = named

@@ -113,7 +113,7 @@ class StoredIndex:
     def __init__(self, address: Address, folder: str) -> None:
         self.address = address
         self.folder = folder
-        self._place = Path(folder, ".trackbed", *_names(address))
+        self._place = place_of(address, folder)
 
     def copied_stamps(self) -> Iterator[ObjectStamp]:
         """Yields the stamps of the versions of the object that there are copies of."""
@@ -291,6 +291,11 @@ def _note_marks(_folder: str, items: list[tuple[StoredIndex, ObjectStamp]]) -> N
 _MARKS: Final[BackgroundFlush[tuple[StoredIndex, ObjectStamp]]] = BackgroundFlush(_note_marks)
 await_marks: Final = _MARKS.join
 """Returns when all copies that this process has fetched are on the disk, and marked."""
+
+
+def place_of(address: Address, folder: str) -> Path:
+    """Returns the folder of the copies of an object, which no other object has."""
+    return Path(folder, ".trackbed", *_names(address))
 
 
 def _names(address: Address) -> list[str]:
