@@ -73,7 +73,7 @@ def test_help_lists_the_commands_under_headings(run):
             "seal",
             "finish",
         ],
-        "Blends and their indices": ["blend", "build", "show", "where", "cache"],
+        "Blends and their indices": ["blend", "build", "show", "where", "export", "cache"],
         "Checkpoints": ["ckpt"],
         "Training runs": ["report"],
     }
