@@ -46,12 +46,12 @@ class MarkedDocuments(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRules:
-    """What decides the texts of conversations and what is trained on; picklable."""
+    """Rules that decide the texts of conversations and their trained parts; picklable."""
 
     template: ChatTemplate | None
     """Chat template; None if messages are an error."""
     train_on: TrainOn = "marks"
-    """What is trained on of a list of messages: what the template marks, or everything."""
+    """Part of a list of messages that is trained on: that which the template marks, or all of it."""
     turn: tuple[str, str] | None = None
     """Texts around a turn of the assistant in a rendered conversation; the second one is trained on. They take the
     place of the marks."""
