@@ -4,9 +4,11 @@ The first one plans packs of lognormal lengths (median 500, sigma 1.2), from the
 others at random. The second one reads batches of 8 samples of 4,096 places from the page cache, in turn with stretches
 of the same text in the order "instant". The third one deals the packs of global batches to ranks, with and without
 balance: the highest cost of a rank over the mean, in a step and where ranks wait for each other at each pack; and the
-time that a rank takes for the assignment of a global batch.
+time that a rank takes for the assignment of a global batch. The last one packs the same lengths with trl, if it is
+installed, in turn with Trackbed: from the lengths to the documents of all packs; trl copies the tokens besides.
 """
 
+import importlib.util
 import statistics
 import sys
 import tempfile
@@ -34,6 +36,7 @@ BATCH, LENGTH, ROUNDS, ROUND = 8, 4096, 7, 60
 RANKS, HIDDEN, STEPS = 512, 4096, 20
 CASES = ((10**6, 4096, None), (10**7, 32768, None), (10**8, 32768, 100_000))
 MEANS = (1000, 150)
+PEER_DOCUMENTS, PEER_ROUNDS = 100_000, 3
 
 
 def plan(num_documents: int, length: int, window: int | None) -> str:
@@ -140,6 +143,43 @@ def balance(kind: str, packs_of_rank: int) -> str:
     return f"| {' | '.join(cells)} |"
 
 
+def against_trl() -> Iterator[str]:
+    """Packs the same documents with trl and with Trackbed in turn; yields the rows of the last table."""
+    import datasets
+    import pyarrow as pa
+    from trl.data_utils import pack_dataset
+
+    datasets.disable_progress_bars()
+    rng = np.random.default_rng(1)
+    lengths = np.maximum(1, rng.lognormal(np.log(500), 1.2, PEER_DOCUMENTS)).astype(np.int32)
+    offsets = np.append(0, np.cumsum(lengths, dtype=np.int64))
+    tokens = pa.array(np.zeros(offsets[-1], dtype=np.int32))
+    table = pa.table({"input_ids": pa.LargeListArray.from_arrays(pa.array(offsets), tokens)})
+    packed: dict[str, tuple[int, int]] = {}
+    seconds: dict[str, list[float]] = {"Trackbed": [], "trl": [], "trl, all in one batch": []}
+    for number in range(PEER_ROUNDS):
+        for name in list(seconds)[:: 1 if number % 2 else -1]:
+            options = {} if name == "trl" else {"batch_size": PEER_DOCUMENTS}
+            dataset = datasets.Dataset(table, fingerprint=f"{name}-{number}")  # else it is hashed
+            started = time.perf_counter()
+            if name == "Trackbed":
+                packs = Packs(lengths, PackShape(LENGTH, long_documents="cut"))
+                pieces, _ = packs.find(np.arange(len(packs)), keys=np.full(len(packs), number, dtype=np.uint64))
+            else:
+                made = pack_dataset(dataset, LENGTH, "bfd", map_kwargs=options)
+            seconds[name].append(time.perf_counter() - started)
+            if name == "Trackbed":
+                packed[name] = len(packs), int((pieces[:, 2] - pieces[:, 1]).sum())
+            else:
+                packed[name] = len(made), int(np.minimum(lengths, LENGTH).sum())
+    ours = statistics.median(seconds["Trackbed"])
+    for name, taken in seconds.items():
+        num_packs, places = packed[name]
+        median = statistics.median(taken)
+        cells = (name, f"{median:.3f} s", f"{1e9 * median / PEER_DOCUMENTS:,.0f} ns", f"{median / ours:,.0f}")
+        yield f"| {' | '.join(cells)} | {num_packs:,} | {100 * places / (num_packs * LENGTH):.2f} % |"
+
+
 def main() -> None:
     """Prints the tables."""
     print(f"{machine()}, one core\n")
@@ -156,6 +196,14 @@ def main() -> None:
     for kind in ("sft", "long"):
         for packs_of_rank in (4, 16):
             print(balance(kind, packs_of_rank), flush=True)
+
+    if importlib.util.find_spec("trl") is None:
+        print("\ntrl is not installed, so it is not compared")
+        return
+    print(f"\n| {PEER_DOCUMENTS:,} documents, {LENGTH:,} places | median | a document | times | packs | fill |")
+    print("|---|---:|---:|---:|---:|---:|")
+    for row in against_trl():
+        print(row, flush=True)
 
 
 if __name__ == "__main__":

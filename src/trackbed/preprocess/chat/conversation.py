@@ -170,6 +170,8 @@ def _message(found: Any, where: str) -> dict[str, Any]:
         return {"role": role, "content": found.get("value"), **rest}
     if not isinstance(found.get("role"), str):
         raise RecordError(f"{where} must have the key 'role' with a string, found {found.get('role')!r:.40}")
+    if found.keys().isdisjoint(_THOUGHTS):
+        return found
     thought = next((found[name] for name in _THOUGHTS if found.get(name) is not None), None)
     # Templates differ in the name that they read; so do the data.
     return found if thought is None else {"thinking": thought, **found, "reasoning_content": thought}

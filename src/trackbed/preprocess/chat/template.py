@@ -153,8 +153,11 @@ def _check(source: str, where: str) -> None:
 def _parts(text: str) -> list[str]:
     """Splits a text at its marks; marks inside of others count as none."""
     pieces = _MARKS.split(text)
+    marks = pieces[1::2]
+    if marks == [_BEGIN, _END] * (len(marks) // 2):
+        return pieces[::2]
     parts, depth = [pieces[0]], 0
-    for mark, piece in zip(pieces[1::2], pieces[2::2], strict=True):
+    for mark, piece in zip(marks, pieces[2::2], strict=True):
         before, depth = depth, depth + (1 if mark == _BEGIN else -1)
         if (before > 0) == (depth > 0):
             parts[-1] += piece

@@ -108,15 +108,16 @@ def _spans_by_bytes(texts: Sequence[Sequence[str]], sizes: Numbers, lengths: Num
     if not all(map(_is_normal, parts)):
         return None
     ends = np.cumsum([len(part) if part.isascii() else len(part.encode()) for part in parts])
-    last_parts = np.cumsum([len(one) for one in texts]) - 1
+    num_parts = np.array([len(one) for one in texts], dtype=np.int64)
+    last_parts = np.cumsum(num_parts) - 1
     stops = np.concatenate([[0], np.cumsum(sizes)])
     last_tokens = np.cumsum(lengths)
     if (stops[last_tokens] != ends[last_parts]).any():
         return None
-    is_trained = np.fromiter((number % 2 == 1 for one in texts for number in range(len(one))), dtype=np.bool_)
+    is_trained = (np.arange(len(parts)) - np.repeat(last_parts + 1 - num_parts, num_parts)) % 2 == 1
     at = np.flatnonzero(is_trained)  # never the first part
     first, stop = _tokens_between(stops[:-1], stops[1:], ends[at - 1], ends[at])
-    base = np.repeat(last_tokens - lengths, [len(one) // 2 for one in texts])
+    base = np.repeat(last_tokens - lengths, num_parts // 2)
     return first - base, stop - base
 
 
