@@ -1,20 +1,22 @@
 """The first batch of packs from files that are not in memory: how long it takes, and what a rank reads for it.
 
 What was read is counted in pages of memory, as the system reads no less: `mincore` says which pages of a file it holds
-after the rank has ended. That includes what it has read ahead. Opening a blend compares the beginnings of up to 32 files
-with the tokenizer, once and whatever is read later: those 32 KiB are not counted.
+after the rank has ended. That includes what it has read ahead. Opening a blend compares the beginnings of up to 32
+files with the tokenizer, once and whatever is read later: those 32 KiB are not counted.
 """
 
 import ctypes
 import json
 import mmap
 import os
+import resource
 import subprocess
 import sys
 
 import numpy as np
 import pytest
 
+from tests.datasets.test_packed import packed
 from tests.support import ROOT
 from tests.support.tiers import slow_but
 from trackbed import open_blend
@@ -128,3 +130,27 @@ def test_a_rank_reads_the_pages_of_its_own_tokens_alone(folder, rank):
         num_own, num_further = sum(map(len, wanted.values())), sum(len(pages - compared) for pages in further)
         assert num_further <= 0.1 * num_own, (suffix, num_own, num_further)
     assert said["seconds"] < 2
+
+
+def test_long_documents_are_read_in_few_steps(tmp_path):
+    rng = np.random.default_rng(1)
+    tokens = rng.integers(0, 50_000, 2_000_000, dtype=np.uint16)
+    builder = IndexedDatasetBuilder(str(tmp_path / "long.bin"), np.uint16)
+    builder.add_documents(tokens, np.full(20, 100_000, dtype=np.int32))
+    builder.finalize(str(tmp_path / "long.idx"))
+    data = packed(None, [str(tmp_path / "long")], sequence_length=1 << 17)
+    drop_from_memory(tmp_path)
+    if pages_in_memory(tmp_path / "long.bin"):
+        pytest.skip("this file system keeps its files in memory")
+    waits = resource.getrusage(resource.RUSAGE_SELF).ru_majflt
+    batch = data.gather([0, 1], num_threads=1)
+    waits = resource.getrusage(resource.RUSAGE_SELF).ru_majflt - waits
+    pages = set()
+    for row, position in enumerate([0, 1]):
+        (piece,) = data.pieces(position)
+        start = 100_000 * piece.document
+        wanted = tokens[start : start + 100_000].astype(np.int64)
+        assert np.array_equal(batch["tokens"][row, :99_999].numpy(), wanted[:-1])
+        pages |= pages_of(2 * start, 2 * start + 200_000)
+    assert pages_in_memory(tmp_path / "long.bin") == pages
+    assert waits < len(pages) / 2  # pages that were not yet there when they were copied
