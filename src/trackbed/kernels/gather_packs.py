@@ -139,7 +139,10 @@ def gather_packs(
     if found != given:
         raise ArgumentError(f"batch must have {given} packs, places and borders, found {found}")
     is_in_order = (
-        len(firsts) == size + 1 and firsts[0] == 0 and firsts[-1] == len(pieces) and (np.diff(firsts) >= 0).all()
+        len(firsts) == size + 1
+        and firsts[0] == 0
+        and firsts[-1] == len(pieces)
+        and bool((firsts[1:] >= firsts[:-1]).all())
     )
     if not is_in_order or pieces.shape != (len(pieces), 3):
         raise ArgumentError(f"firsts must lead from 0 to {len(pieces)} pieces in {size} packs, found {firsts!r}")

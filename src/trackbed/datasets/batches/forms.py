@@ -186,7 +186,10 @@ class PackedForm(BatchForm):
         num_threads: int | None,
     ) -> Gathered:
         """Fills a batch: see `GatherKernel`."""
-        pieces, firsts = find_by_group(datasets, lambda one, places: self._members[one].find(positions[places]))
+        if len(self._members) == 1:
+            pieces, firsts = self._members[0].find(positions)
+        else:
+            pieces, firsts = find_by_group(datasets, lambda one, places: self._members[one].find(positions[places]))
         return gather_packs(
             sources, datasets, pieces, firsts, batch, self._shape, fetched=fetched, num_threads=num_threads
         )

@@ -88,9 +88,13 @@ class PackedSamples(ComputedSamples):
     def find(self, stored: npt.NDArray[np.int64]) -> Pieces:
         """Returns the pieces of stored samples; documents are numbered as in the file."""
         pieces, firsts = self.packs.find_visits(stored, seed=self._seed_of_keys)
-        if self.run[0]:
-            pieces[:, 0] += self.run[0]
+        if self._first_document:
+            pieces[:, 0] += self._first_document
         return pieces, firsts
+
+    @cached_property
+    def _first_document(self) -> int:
+        return self.run[0]
 
     def holding(self, document: int, epoch: int) -> npt.NDArray[np.int64]:
         """Returns the numbers of the packs that have a piece of a document of the file in an epoch."""
