@@ -6,8 +6,8 @@
 Writes conversations about Python as JSON lines, trains a tokenizer, renders them with a chat template whose marks say
 what the assistant has said, and trains on that alone. A sample holds whole conversations, which do not see each other.
 Nothing is packed beforehand: `order = "packed"` in the blend file is all. The loss is the mean over all trained tokens
-of a step, on any number of ranks. Started again, it goes on behind the newest checkpoint, on any number of ranks that
-divides 8, with the same conversations in each step. `trackbed show --run chat-out/run --step 5 --lines` shows those.
+of a step, on any number of ranks. Started again, it goes on behind the newest checkpoint, on 1, 2 or 4 ranks, with the
+same conversations in each step. `trackbed show --run chat-out/run --step 5 --lines` shows those.
 """
 
 import argparse
@@ -84,7 +84,7 @@ def prepare(folder: Path) -> None:
     train_tokenizer(training, folder / "tokenizer.json")
     (folder / "template.jinja").write_text(TEMPLATE)
     chat = ChatConfig(template=folder / "template.jinja")
-    job = PreprocessConfig(inputs=(talks,), output=str(folder / "talks"), chat=chat, workers=1)
+    job = PreprocessConfig(inputs=(talks,), output=str(folder / "talks"), chat=chat, keep_sources=True, workers=1)
     report = preprocess(job, open_tokenizer(folder / "tokenizer.json", special_tokens=True))
     (made,) = report.outputs
     print(f"{made.documents} conversations, {made.tokens} tokens, {made.trained} of them trained", flush=True)
@@ -123,8 +123,7 @@ def train(run: trackbed.Run, checkpointer: trackbed.Checkpointer) -> None:
     batches = iter(loader)
     with model.guarded():
         while run.step < STEPS:
-            # A batch's memory is used again for a later one, so those of a step are copied.
-            micro = [{name: tensor.clone() for name, tensor in next(batches).items()} for _ in range(num_micro)]
+            micro = [next(batches) for _ in range(num_micro)]
             counts = model.step_counts(micro)
             loss = torch.zeros(())
             for number, batch in enumerate(micro):
@@ -138,6 +137,8 @@ def train(run: trackbed.Run, checkpointer: trackbed.Checkpointer) -> None:
             report = optimizer.step()
             optimizer.zero_grad()
             run.record(loss, grad_norm=report.norm, trained_tokens=float(counts.num_trained_tokens))
+            if loader.rank == 0 and run.step % CHECKPOINT_EVERY == 0:
+                print(f"step {run.step} of {STEPS}: {counts.num_trained_tokens} trained labels", flush=True)
             is_over = checkpointer.poll(run.step) or run.step == STEPS
             if is_over or run.step % CHECKPOINT_EVERY == 0:
                 state = {**trackbed.sharded_state(model, optimizer), "run": run.state_dict()}

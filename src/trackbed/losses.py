@@ -81,6 +81,7 @@ def exchange_counts(batches: Batches, exchange: Exchange, *, num_ranks: int, con
     try:
         check_at_least(1, context_size=context_size)
         own[:3] = (context_size, *_own_counts(batches))
+        _check_parts(batches, context_size)
     except Exception as error:  # noqa: BLE001  the other ranks must learn of it, or they would wait
         problem, own[3] = error, 1
     rows = exchange(own)
@@ -204,6 +205,20 @@ def _own_counts(batches: Any) -> tuple[int, ...]:
     if lacking is not None:
         raise ArgumentError(f"batches must have {' and '.join(_COUNTS)}, found {', '.join(lacking)}")
     return tuple(sum(int(one[name].sum()) for one in batches) for name in _COUNTS)
+
+
+def _check_parts(batches: Batches, context_size: int) -> None:
+    """Raises an ArgumentError if batches are the parts of ranks of a context of another size."""
+    for batch in batches:
+        named = next((name for name in _BORDERS if name in batch), None)
+        if named is None or "loss_mask" not in batch or not batch["loss_mask"].numel():
+            continue
+        places, own = int(batch[named].reshape(-1)[-1]), batch["loss_mask"].shape[-1]
+        if own != places and places != own * context_size:
+            raise ArgumentError(
+                f"context_size must be {places / own:g}, as batches have {own:,} of {places:,} places, found "
+                f"{context_size}"
+            )
 
 
 def _exchange_over(group: Any) -> tuple[Exchange, int]:

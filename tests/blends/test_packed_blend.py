@@ -79,7 +79,7 @@ def test_weights_of_packs_change_while_a_run_goes_on(folder):
 @pytest.mark.parametrize(
     ("old", "new", "problem"),
     [
-        ("pack_multiple = 2", "pack_multiple = 3", "multiple must divide 64, the sequence_length, found 3"),
+        ("pack_multiple = 2", "pack_multiple = 3", "pack_multiple must divide the sequence_length 64, found 3"),
         ("pack_window = 70", 'pack_long = "trim"', "pack_long must be one of 'split', 'cut', 'drop', found 'trim'"),
         ("pack_window = 70", "mask_borders = true", "mask_borders must be False with order='packed'"),
         ('order = "packed"', 'order = "instant"', "pack_multiple needs order='packed', found 'instant'"),
@@ -120,7 +120,9 @@ def test_the_plan_says_how_full_packs_are_and_what_is_cut(folder):
     first, second, *_ = re.findall(r"^(?:one|two): .*", shown.output, flags=re.MULTILINE)
     assert re.fullmatch(r"one: \d+ packs an epoch, 9\d\.\d\d% full", first)
     assert re.fullmatch(
-        r"two: \d+ packs an epoch, 9\d\.\d\d% full; \d+ documents \(\d\d\.\d\d%\) of more than 65 are split", second
+        r"two: \d+ packs an epoch, 9\d\.\d\d% full; "
+        r"\d+ documents \(\d\d\.\d\d%\) of more than 65 are split \(pack_long\)",
+        second,
     )
     text = (folder / "blend.toml").read_text()
     (folder / "cut.toml").write_text(text + 'pack_long = "cut"\n')
@@ -160,3 +162,22 @@ def test_packed_is_refused_in_other_orders(folder):
     (folder / "other.toml").write_text(text.replace('path = "two"', 'path = "two"\npacked = false'))
     with pytest.raises(BlendFileError, match=r"packed needs order = 'packed', found 'instant'"):
         read_blend_file(folder / "other.toml")
+
+
+def test_epochs_are_whole_passes_of_packs(folder):
+    text = (folder / "blend.toml").read_text().replace("size = {train = 300, valid = 4}\n", "size = {valid = 4}\n")
+    text = text.replace("weight = 3", "epochs = 2").replace("weight = 1", "epochs = 3\npacked = false")
+    (folder / "epochs.toml").write_text(text)
+    train = plan_blend(measure_blend(read_blend_file(folder / "epochs.toml"))).splits[0]
+    built = trackbed.open_blend(folder / "epochs.toml").train
+    wanted = [times * dataset.samples_per_epoch for times, dataset in zip((2, 3), built.datasets, strict=True)]
+    assert [one.samples for one in train.datasets] == wanted
+    assert len(built) == sum(wanted)
+
+
+def test_a_mask_that_the_order_does_not_read_is_told(folder, caplog):
+    (folder / "one.mask").write_bytes(b"x")
+    text = (folder / "blend.toml").read_text().split("[options]")[0].replace('"packed"', '"instant"')
+    (folder / "other.toml").write_text(text)
+    measure_blend(read_blend_file(folder / "other.toml"))
+    assert "order 'instant' does not read masks, so all tokens are trained" in caplog.text

@@ -14,9 +14,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import trackbed
 from tests.support.files.blends import EOD, build, gpt_config
 from tests.support.files.built_pair import build as build_pair
-from trackbed.datasets import Batch
+from trackbed.builder import BlendedMegatronDatasetBuilder
+from trackbed.datasets import Batch, GPTDataset
 from trackbed.errors import ArgumentError, FormatError, PlanError
 from trackbed.kernels import gather_packs
 from trackbed.kernels.reference import pieces_of_document
@@ -196,7 +198,7 @@ def test_pieces_have_the_token_behind_the_last_input(prefixes):
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"pack_multiple": 3}, "multiple must divide 16, the sequence_length, found 3"),
+        ({"pack_multiple": 3}, "pack_multiple must divide the sequence_length 16, found 3"),
         ({"pack_window": 0}, "pack_window must be a whole number of at least 1, found 0"),
         ({"pack_most_documents": 0}, "pack_most_documents must be a whole number of at least 1, found 0"),
         ({"pack_long": "trim"}, "long_documents must be one of split, cut, drop, found 'trim'"),
@@ -342,3 +344,36 @@ def test_a_rank_of_a_context_has_the_counts_of_the_whole_pack(masked, size):
         for name in ("cu_seqlens", "cu_seqlens_padded", "max_seqlen", *KEYS[-3:]):
             assert torch.equal(part[name], whole[name]), name
         assert part["loss_mask"].sum() < whole["loss_mask"].sum()
+
+
+class Copied(GPTDataset):
+    """A subclass with samples of its own, which are read one by one."""
+
+    def __getitem__(self, idx):
+        found = super().__getitem__(idx)
+        return {**found, "labels": found["labels"].clone()}
+
+
+def test_samples_of_a_subclass_are_stacked_with_as_many_borders(tmp_path, prefixes):
+    config = gpt_config(tmp_path, blend=(prefixes, [1] * 3), split="1", order="packed")
+    own = BlendedMegatronDatasetBuilder(Copied, [60, 0, 0], lambda: True, config).build()[0]
+    plain = packed(tmp_path, prefixes)
+    for found, wanted in zip(
+        *(trackbed.BatchLoader(one, batch_size=6, layout="thd") for one in (own, plain)), strict=True
+    ):
+        for name in wanted:
+            assert torch.equal(found[name].flatten(), wanted[name].flatten()), name
+
+
+def test_another_mask_is_another_fingerprint(tmp_path):
+    fingerprints = []
+    for first in (0, 1):
+        builder = IndexedDatasetBuilder(str(tmp_path / "chat.bin"), np.uint16)
+        builder.trained = TrainedColumns()
+        for _ in range(20):
+            builder.add_document(np.arange(9), [9])
+            runs = runs_of(np.arange(9) > 3 + first)
+            builder.trained.add(np.array([1]), runs, lengths=np.array([9]), where="test")
+        builder.finalize(str(tmp_path / "chat.idx"))
+        fingerprints.append(packed(tmp_path / "cache", [str(tmp_path / "chat")], (4, 0, 0)).fingerprint)
+    assert fingerprints[0] != fingerprints[1]

@@ -88,3 +88,32 @@ def test_masks_of_other_tokens_are_refused_and_nothing_is_written(pair, tmp_path
     assert not (tmp_path / "pair.mask").exists()
     seal(prefix)
     assert TrainedTokens.open(prefix) is None
+
+
+def test_a_mask_and_a_seal_that_do_not_belong_together_are_refused(pair, tmp_path):
+    prefix, lengths = pair
+    (tmp_path / "mask.lsm").write_bytes(bytes(sum(lengths)))
+    take_mask(prefix, tmp_path / "mask.lsm")
+    with pytest.raises(FormatError, match="a mask must be named by the seal of its pair"):
+        TrainedTokens.open(prefix)
+    seal(prefix)
+    assert TrainedTokens.open(prefix).counts().tokens == 0
+    (tmp_path / "pair.mask").unlink()
+    with pytest.raises(FormatError, match="the mask must be beside its pair, as the seal names it"):
+        TrainedTokens.open(prefix)
+
+
+def test_a_mask_of_other_documents_is_not_sealed(pair, tmp_path):
+    prefix, lengths = pair
+    (tmp_path / "mask.lsm").write_bytes(b"\1" * sum(lengths))
+    take_mask(prefix, tmp_path / "mask.lsm")
+    raw = bytearray((tmp_path / "pair.mask").read_bytes())
+    raw[-4:] = (200).to_bytes(4, "little")
+    (tmp_path / "pair.mask").write_bytes(raw)
+    found = CliRunner().invoke(trackbed, ["seal", prefix])
+    assert found.exit_code == 1
+    assert "a run must lie in" in found.output + str(found.exception)
+    raw[32:40] = (999).to_bytes(8, "little")
+    (tmp_path / "pair.mask").write_bytes(raw)
+    found = CliRunner().invoke(trackbed, ["seal", prefix])
+    assert "must have rising numbers of runs" in found.output + str(found.exception)

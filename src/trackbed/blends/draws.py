@@ -10,17 +10,15 @@ from decimal import ROUND_CEILING, Decimal
 from itertools import pairwise
 from typing import Final
 
-import numpy as np
-
 from trackbed.blends.measure import MeasuredBlend
+from trackbed.blends.packing import summarise_packs
 from trackbed.builder.plan_split import plan_split
 from trackbed.datasets.config import COMPUTED
 from trackbed.datasets.gpt.config import GPTDatasetConfig
 from trackbed.errors import PlanError
 from trackbed.index import BlendStage, InstantOrder, Split, largest_remainders, normalize, plan_epochs
-from trackbed.index.contiguous_packs import ContiguousPacks
 from trackbed.index.epochs import EpochPlan, stretches_per_epoch
-from trackbed.index.packing import PackingSummary, Packs
+from trackbed.index.packing import PackingSummary
 from trackbed.plural import number_of
 
 _NAMES_SHOWN: Final = 3
@@ -163,19 +161,10 @@ class DrawCounter:
     def _packing(self, number: int) -> PackingSummary:
         """Packs the documents of a dataset. Reads their lengths, once."""
         if number not in self._packs:
-            config = self._config
-            start, stop = self._members[number].split_ranges[self._split.value] or (0, 0)
-            lengths = self._members[number].reopen().sequence_lengths[start:stop]
-            aligned = np.require(lengths, dtype=np.int32, requirements=["C", "A"])
-            packs: Packs | ContiguousPacks = ContiguousPacks(aligned, config.pack_shape)
-            if self._members[number].entry.packed:
-                packs = Packs(
-                    aligned,
-                    config.pack_shape,
-                    most_documents=config.pack_most_documents,
-                    window=config.pack_window,
-                )
-            self._packs[number] = packs.summary()
+            options = self._blend.file.options
+            self._packs[number] = summarise_packs(
+                self._members[number], self._split, options, sequence_length=self.sequence_length
+            )
         return self._packs[number]
 
     def _epochs(self, number: int, num_samples: int | None) -> EpochPlan:

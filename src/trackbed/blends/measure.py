@@ -3,13 +3,16 @@
 Shapes: K datasets of a split.
 """
 
+import logging
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from trackbed.blends.blend_file import BlendFile
 from trackbed.blends.members import Member, find_members
+from trackbed.blends.packing import summarise_packs
 from trackbed.blends.sizes import DatasetRequest, plan_weights
 from trackbed.blends.tokenizer import StatedTokenizer, check_token_ids, make_tokenizer
 from trackbed.blends.toml_tables import Problems
@@ -17,6 +20,7 @@ from trackbed.builder.plan_split import check_sizes
 from trackbed.datasets.config import COMPUTED, Blend
 from trackbed.datasets.gpt.config import GPTDatasetConfig
 from trackbed.errors import ArgumentError, PlanError
+from trackbed.files.stores import is_address
 from trackbed.index.splits import (
     Bounds,
     Split,
@@ -24,11 +28,14 @@ from trackbed.index.splits import (
     parse_and_normalize_split,
 )
 from trackbed.tokens.format import PairHeader
+from trackbed.tokens.paths import get_beside_path
+from trackbed.tokens.trained_tokens import TRAINED
 
 if TYPE_CHECKING:
     from trackbed.datasets.gpt.dataset import GPTDataset
 
 
+logger = logging.getLogger(__name__)
 _PLANNING_TOKENIZER: Final = StatedTokenizer(eod=0, vocab_size=1)
 
 
@@ -160,6 +167,7 @@ def measure_blend(file: BlendFile) -> MeasuredBlend:
     problems.stop()
     _check_limits_of_repeats(file, found.members, problems)
     blend = replace(_with_weights(file, found.members, problems), headers=found.headers)
+    _tell_of_masks(file, found.members)
     problems.stop()
     config = blend.plan_config()
     try:
@@ -187,6 +195,22 @@ def _check_limits_of_repeats(file: BlendFile, members: Sequence[Member], problem
             )
 
 
+def _tell_of_masks(file: BlendFile, members: Iterable[Member]) -> None:
+    """Logs the datasets that have a mask which the order of the file does not read."""
+    if file.order == "packed":
+        return
+    pairs = [pair for member in members for pair in member.pairs if not is_address(pair)]
+    masked = [pair for pair in pairs if Path(get_beside_path(pair, TRAINED)).is_file()]
+    if masked:
+        logger.warning(
+            "%s: %s beside %s: order %r does not read masks, so all tokens are trained; order = 'packed' does",
+            file.path,
+            "a mask lies" if len(masked) == 1 else f"masks of {len(masked)} pairs lie",
+            masked[0] if len(masked) == 1 else f"{masked[0]} and others",
+            file.order,
+        )
+
+
 def _bounds(file: BlendFile) -> tuple[Bounds | None, ...]:
     if file.split is None:
         return ((0.0, 1.0),) * len(Split)
@@ -207,22 +231,26 @@ def _with_weights(file: BlendFile, members: tuple[Member, ...], problems: Proble
         weights_of_split = None
         try:
             if mine:
-                requests = [_request(member, split) for member in mine]
+                requests = [_request(member, split, file) for member in mine]
                 weights_of_split, sizes[split.value] = plan_weights(
                     requests, size=sizes[split.value], sequence_length=file.sequence_length
                 )
-        except PlanError as error:
+        except (PlanError, ArgumentError) as error:
             problems.add(mine[0].entry.where[:1], f"of {split.name}: {error}")
         weights.append(None if weights_of_split is None else tuple(weights_of_split))
     return MeasuredBlend(file=file, members=members, weights=tuple(weights), sizes=(sizes[0], sizes[1], sizes[2]))
 
 
-def _request(member: Member, split: Split) -> DatasetRequest:
+def _request(member: Member, split: Split, file: BlendFile) -> DatasetRequest:
     entry = member.entry
+    split_tokens = member.split_tokens[split.value] or 0
+    if file.order == "packed" and entry.measure == "epochs":  # an epoch is a number of packs
+        packing = summarise_packs(member, split, file.options, sequence_length=file.sequence_length)
+        split_tokens = packing.packs * file.sequence_length
     return DatasetRequest(
         measure=entry.measure,
         amount=entry.amount,
         tokens=member.tokens,
-        split_tokens=member.split_tokens[split.value] or 0,
+        split_tokens=split_tokens,
         part=member.part if entry.measure == "weight" else 1.0,
     )

@@ -127,7 +127,7 @@ def _packing_lines(split: "SplitPlan", selection: RowSelection, plan: "BlendPlan
         words = f"{row.name}: {number_of(packs, 'pack')} an epoch, {fill:.2%} full"
         if longer:
             share = longer / max(1, sum(split.datasets[number].documents for number in row.numbers))
-            fate = f"lose {number_of(lost, 'token')}" if lost else "are split"
+            fate = f"lose {number_of(lost, 'token')}" if lost else "are split (pack_long)"
             words += f"; {number_of(longer, 'document')} ({share:.2%}) of more than {plan.sequence_length + 1:,} {fate}"
         yield words
 

@@ -270,7 +270,7 @@ def _chat(given: Mapping[str, Any], *, is_chat: bool) -> "ChatConfig | None":
     if given["--chat-template-kwargs"] is not None:
         try:
             variables = json.loads(given["--chat-template-kwargs"])
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise click.UsageError(f"--chat-template-kwargs must be a JSON object: {error}") from None
     return ChatConfig(
         template=given["--chat-template"],

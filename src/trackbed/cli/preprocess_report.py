@@ -110,9 +110,9 @@ def _show_trained(output: "Output") -> None:
         click.echo(f"left out: {number_of(output.untrained, 'conversation')} of which no token is trained")
     if output.open_turns:
         click.echo(
-            f"trackbed: {number_of(output.open_turns, 'trained turn')} end before a token that would end them, such as "
-            "<|im_end|>, and that is not trained: the model would not learn to stop; let {% endgeneration %} stand "
-            "behind that token, or give --append-eod",
+            f"trackbed: {number_of(output.open_turns, 'trained part')} without a special token at the end, such as "
+            "<|im_end|>: the model would not learn to stop; let {% endgeneration %} stand behind the token that ends "
+            "a turn, or give --append-eod for texts and completions",
             err=True,
         )
 

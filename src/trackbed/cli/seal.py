@@ -32,7 +32,7 @@ def seal(prefixes: tuple[str, ...], *, mask: Path | None, idx_cache: str | None)
     from trackbed.preprocess import find_pairs
     from trackbed.tokens import get_bin_path, get_idx_path, get_seal_path, verify
     from trackbed.tokens import seal as run
-    from trackbed.tokens.foreign_masks import take_mask
+    from trackbed.tokens.foreign_masks import check_mask, take_mask
     from trackbed.tokens.paths import get_beside_path
     from trackbed.tokens.trained_tokens import TRAINED
 
@@ -44,6 +44,9 @@ def seal(prefixes: tuple[str, ...], *, mask: Path | None, idx_cache: str | None)
     if mask is not None:
         trained = take_mask(pairs[0], mask)
         click.echo(f"{get_beside_path(pairs[0], TRAINED)}: {number_of(trained, 'trained token')}")
+    for pair in pairs:
+        if not is_address(pair):
+            check_mask(pair)
     with show_progress("sealing") as progress:
         step = cumulative(progress, size_of(path(pair) for pair in pairs for path in (get_bin_path, get_idx_path)))
         for pair in pairs:

@@ -54,6 +54,7 @@ def where(
     from trackbed.cli.show_step import find_last_blend
     from trackbed.loading.occurrences import find_document
 
+    prefix = prefix.removesuffix(".bin").removesuffix(".idx")
     file: BlendFile
     file = read_blend_file(str(blend)).with_idx_cache(idx_cache) if run is None else find_last_blend(run, idx_cache)
     dataset = open_split(file, split, cache)

@@ -42,6 +42,7 @@ _READ_BYTES: Final = 256 << 10
 _BYTE_ORDER_MARK: Final = "\ufeff".encode()
 _KEYS_SHOWN: Final = 8
 _NO_NUMBER: Final = re.compile("NaN|Infinity")
+_MANY_DIGITS: Final = re.compile(rb"\d{19}")
 _LENIENT: Final = re.compile("infinity|surrogate|depth limit")  # in the strict parser's words
 
 
@@ -148,19 +149,28 @@ def _as_conversation(number: int, row: Any, place: int) -> ConversationRecord | 
 
 
 def _fields_of(line: bytes) -> dict[str, Any]:
-    """Returns a JSON object."""
+    """Returns a JSON object, with the values that Python's `json` reads."""
     try:
-        fields = orjson.loads(line)
-    except orjson.JSONDecodeError as error:
-        try:
-            fields = read_object(line.decode())
-        except UnicodeDecodeError as undecodable:
-            raise RecordError(_why_no_text(undecodable)) from None
-        except ValueError:
-            raise RecordError(_why_no_json(error)) from None
+        # The strict parser makes floats of integers beyond 64 bits.
+        fields = orjson.loads(line) if _MANY_DIGITS.search(line) is None else json.loads(line)
+    except ValueError as error:
+        fields = _fields_leniently(line, error)
+    except RecursionError:
+        raise RecordError("a line must not be nested so deeply, found more levels than can be read") from None
     if not isinstance(fields, dict):
         raise RecordError(f"a line must be a JSON object, found {_kind(fields)}")
     return fields
+
+
+def _fields_leniently(line: bytes, strict: ValueError) -> Any:
+    try:
+        return json.loads(line)
+    except UnicodeDecodeError as undecodable:
+        raise RecordError(_why_no_text(undecodable)) from None
+    except json.JSONDecodeError as error:
+        raise RecordError(_why_no_json(strict if isinstance(strict, json.JSONDecodeError) else error)) from None
+    except (ValueError, RecursionError) as error:
+        raise RecordError(f"a line must be JSON that can be read, found: {error}") from None
 
 
 Record = TypeVar("Record")
@@ -311,7 +321,7 @@ def _texts_of(fields: Any, keys: Sequence[str]) -> tuple[str, ...]:
     texts = []
     for key in keys:
         if key not in fields:
-            hint = "; --chat reads conversations" if is_conversation(fields) else ""
+            hint = "; `trackbed preprocess --chat` reads conversations" if is_conversation(fields) else ""
             raise RecordError(f"a record must have the key {key!r}, found {_listed(fields)}{hint}")
         text = fields[key]
         if not isinstance(text, str):

@@ -240,9 +240,17 @@ def check_outputs(config: PreprocessConfig, report: Report) -> None:
     for output in report.outputs:
         if output.documents == output.empty and not config.allow_empty:
             what = "document with text" if output.empty else "document"
+            left_out = _why_untrained(config, output) if output.untrained else ""
             bad = f", {report.bad:,} of them bad, the first one {report.first_bad[0]}" if report.bad else ""
             raise PlanError(
                 f"{output.prefix}: a pair must have at least one {what}, found none in "
-                f"{number_of(report.records, 'record')} of {number_of(report.files, 'file')}{bad}; "
+                f"{number_of(report.records, 'record')} of {number_of(report.files, 'file')}{left_out}{bad}; "
                 "--allow-empty writes it anyway"
             )
+
+
+def _why_untrained(config: PreprocessConfig, output: Output) -> str:
+    """Says that nothing is trained of conversations, and what may be wrong."""
+    start = None if config.chat is None else config.chat.turn_start
+    hint = "" if start is None else f", as {start!r} (--turn-start; in bash, $'\\n' is a line end) is in none of them"
+    return f", {output.untrained:,} conversations of which nothing is trained{hint}"

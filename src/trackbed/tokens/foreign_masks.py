@@ -16,7 +16,7 @@ from trackbed.files import clear_dead_partials, flush_to_disk, new_partial, publ
 from trackbed.tokens.content import PairContent
 from trackbed.tokens.format import SequenceIndex
 from trackbed.tokens.paths import get_beside_path
-from trackbed.tokens.trained_tokens import TRAINED, Runs, TrainedColumns
+from trackbed.tokens.trained_tokens import TRAINED, Runs, TrainedColumns, TrainedTokens
 
 _STEP_DOCUMENTS: Final = 1 << 14  # bounds the memory
 
@@ -59,6 +59,22 @@ def take_mask(path_prefix: str, mask: Path) -> int:
         done += len(part)
     _write(columns, Path(get_beside_path(path_prefix, TRAINED)))
     return int(np.frombuffer(columns.runs, dtype=np.uint32)[1::2].sum(dtype=np.int64)) if columns.runs else 0
+
+
+def check_mask(path_prefix: str) -> None:
+    """Checks the mask beside a pair on a disk, if there is one, against the lengths of its documents.
+
+    Args:
+        path_prefix: path of the pair without `.bin` and `.idx`.
+
+    Raises:
+        FormatError: it is damaged, or of other documents.
+    """
+    path = Path(get_beside_path(path_prefix, TRAINED))
+    if path.is_file():
+        index = PairContent.open(path_prefix, idx_cache=None).index
+        lengths = _document_lengths(index, 0, index.document_count - 1)
+        TrainedTokens.of_file(path).check(lengths, where=str(path))
 
 
 def runs_of_documents(

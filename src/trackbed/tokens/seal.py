@@ -149,6 +149,24 @@ def find_beside(path_prefix: str, name: str, *, idx_cache: str | None = None) ->
     return Path(path), wanted, sealed.documents
 
 
+def sum_beside(path_prefix: str, name: str) -> str:
+    """Returns the checksums of a file beside a pair, as its seal has them; empty if that names none.
+
+    Args:
+        path_prefix: path or address of the pair without `.bin` and `.idx`.
+        name: suffix of the file without the dot.
+
+    Raises:
+        FormatError: the seal is damaged.
+        StoreError: an object store refuses, or does not answer in time.
+    """
+    try:
+        found = (read_seal(get_seal_path(path_prefix)).beside or {}).get(name)
+    except FileNotFoundError:
+        return ""
+    return "" if found is None else "-".join(found.crc32)
+
+
 def _sums_beside(path_prefix: str, progress: Callable[[int], None] | None) -> dict[str, FileSum]:
     """Returns the sums of the files beside a pair on a disk."""
     paths = {name: Path(get_beside_path(path_prefix, name)) for name in BESIDE}

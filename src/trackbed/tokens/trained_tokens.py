@@ -16,6 +16,8 @@ import numpy.typing as npt
 
 from trackbed.errors import ArgumentError, FormatError
 from trackbed.files import Checksum, map_readonly, open_regular, stamp_of
+from trackbed.files.stores import is_address
+from trackbed.tokens.paths import get_beside_path, get_seal_path
 from trackbed.tokens.seal import find_beside
 from trackbed.tokens.source import MappedSource
 
@@ -142,14 +144,38 @@ class TrainedTokens:
         """Counts trained tokens and documents. Reads all runs."""
         first_tokens = untrained = 0
         for start in range(0, len(self), _STEP_DOCUMENTS):
-            firsts = self.firsts[start : start + _STEP_DOCUMENTS + 1].astype(np.int64)
-            runs = self.runs[firsts[0] : firsts[-1]].astype(np.int64)
+            firsts, runs = self._part(start)
             documents = np.repeat(np.arange(len(firsts) - 1), np.diff(firsts))
             at_first = runs[:, 0] == 0
             labels = np.bincount(documents, weights=runs[:, 1] - at_first, minlength=len(firsts) - 1)
             first_tokens += int(at_first.sum())
             untrained += int((labels == 0).sum())
         return TrainedCounts(self.num_trained, first_tokens, untrained)
+
+    def check(self, lengths: npt.NDArray[np.integer], *, where: str) -> None:
+        """Checks all runs.
+
+        Args:
+            lengths: `[D]` tokens of each document.
+            where: name of the file.
+
+        Raises:
+            FormatError: a run lies outside of its document, or in the one before, or there are runs of other documents.
+        """
+        if len(lengths) != len(self):
+            raise FormatError(f"{where}: must have runs of {len(lengths)} documents, found {len(self)}")
+        for start in range(0, len(self), _STEP_DOCUMENTS):
+            firsts, runs = self._part(start, where=where)
+            problem = _problem(np.diff(firsts), runs, lengths[start : start + _STEP_DOCUMENTS])
+            if problem:
+                raise FormatError(f"{where}: from document {start} on, {problem}")
+
+    def _part(self, start: int, *, where: str = "its mask") -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Returns the first run of some documents from `start` on, and the runs."""
+        firsts = self.firsts[start : start + _STEP_DOCUMENTS + 1].astype(np.int64)
+        if firsts[0] < 0 or firsts[-1] > len(self.runs) or (np.diff(firsts) < 0).any():
+            raise FormatError(f"{where}: must have rising numbers of runs up to {len(self.runs)}, found others")
+        return firsts, self.runs[firsts[0] : firsts[-1]].astype(np.int64)
 
     @property
     def num_trained(self) -> int:
@@ -167,14 +193,43 @@ class TrainedTokens:
             idx_cache: folder of copies of objects, for an address; None for `default_idx_cache()`.
 
         Raises:
-            FormatError: the file is damaged, or not the one that the seal names.
-            FileNotFoundError: it is missing.
+            FormatError: the file is damaged or missing, or not the one that the seal names.
+            FileNotFoundError: the object is missing.
             StoreError: an object store refuses, or does not answer in time.
         """
         named = find_beside(path_prefix, TRAINED, idx_cache=idx_cache)
+        beside = get_beside_path(path_prefix, TRAINED)
         if named is None:
+            if not is_address(path_prefix) and Path(beside).is_file():
+                raise FormatError(
+                    f"{beside}: a mask must be named by the seal of its pair, found none that names it; copy "
+                    f"{get_seal_path(path_prefix)}, too, or `trackbed seal {path_prefix}` writes one"
+                )
             return None
         path, wanted, num_documents = named
+        try:
+            found = cls.of_file(path)
+        except FileNotFoundError as error:
+            raise FormatError(
+                f"{beside}: the mask must be beside its pair, as the seal names it, found none; copy it, too, or "
+                f"`trackbed seal {path_prefix}` makes all tokens trained"
+            ) from error
+        size = _HEADER.size + found.firsts.nbytes + found.runs.nbytes
+        if (size, len(found)) != (wanted.size_bytes, num_documents):
+            raise FormatError(
+                f"{path}: the seal says {wanted.size_bytes} bytes and {num_documents} documents, found {size} and "
+                f"{len(found)}"
+            )
+        return found
+
+    @classmethod
+    def of_file(cls, path: Path) -> "TrainedTokens":
+        """Opens a file of trained tokens, whatever a seal says.
+
+        Raises:
+            FormatError: it is no such file, or has another size than its header says.
+            FileNotFoundError: there is none.
+        """
         descriptor, size = open_regular(path)
         with open(descriptor, "rb", buffering=0) as file:  # noqa: PTH123  a descriptor
             if hasattr(os, "posix_fadvise"):
@@ -185,10 +240,10 @@ class TrainedTokens:
         if (magic, version) != (_MAGIC, _VERSION):
             raise FormatError(f"{path}: must begin as version {_VERSION} of trained tokens, found {header[:16]!r}")
         middle = _HEADER.size + 8 * (count + 1)
-        if (size, count) != (wanted.size_bytes, num_documents) or size != middle + 8 * num_runs:
+        if size != middle + 8 * num_runs:
             raise FormatError(
-                f"{path}: the seal says {wanted.size_bytes} bytes and {num_documents} documents, found {size} and "
-                f"{count}, with {num_runs} runs"
+                f"{path}: must have {middle + 8 * num_runs} bytes for {count} documents and {num_runs} runs, "
+                f"found {size}"
             )
         source = MappedSource(raw, path, stamp_of(path))
         return cls(raw[_HEADER.size : middle].view("<u8"), raw[middle:].view("<u4").reshape(-1, 2), source)

@@ -181,6 +181,25 @@ def test_turns_that_end_before_their_stop_token_are_counted(folder, tmp_path):
     assert preprocess(config, tokenizer_of(folder)).outputs[0].open_turns == 3
 
 
+@pytest.mark.parametrize("end", ["", "\n", "\n\n"])
+def test_a_line_end_behind_the_stop_token_does_not_matter(folder, tmp_path, end):
+    turn = "<|im_start|>{% generation %}{{ m.content }}<|im_end|>" + end + "{% endgeneration %}"
+    (tmp_path / "t.jinja").write_text("{% for m in messages %}" + turn + "{% endfor %}")
+    (tmp_path / "in.jsonl").write_text('{"messages": [{"role": "assistant", "content": "c d"}]}\n' * 3)
+    config = options(
+        folder, tmp_path / "out", inputs=(tmp_path / "in.jsonl",), chat=ChatConfig(template=tmp_path / "t.jinja")
+    )
+    assert preprocess(config, tokenizer_of(folder)).outputs[0].open_turns == 0
+
+
+def test_special_tokens_of_a_template_that_the_tokenizer_lacks_are_told(folder, tmp_path, caplog):
+    (tmp_path / "t.jinja").write_text(chat.MARKED.replace("im_start", "other_start"))
+    chosen = ChatConfig(template=tmp_path / "t.jinja")
+    preprocess(options(folder, tmp_path / "out", chat=chosen), tokenizer_of(folder))
+    assert "no token for some special tokens of the template: <|other_start|> (" in caplog.text
+    assert "im_end" not in caplog.text
+
+
 def test_bad_conversations_are_located_and_skipped(folder, tmp_path):
     good = '{"messages": [{"role": "assistant", "content": "c"}]}\n'
     half = '{"messages": [{"role": "assistant", "content": "\\ud800"}]}\n'
@@ -213,3 +232,28 @@ def test_options_that_do_not_fit_are_errors(folder, tmp_path):
     (tmp_path / "in.jsonl").write_text('{"messages": [{"role": "user", "content": "c"}]}\n')
     with pytest.raises(PlanError, match="at least one document"):
         preprocess(options(folder, tmp_path / "out", inputs=(tmp_path / "in.jsonl",)), tokenizer_of(folder))
+    turns = ChatConfig(template=folder / "t.jinja", turn_start="nowhere", turn_end="x")
+    with pytest.raises(PlanError, match="1 conversations of which nothing is trained, as 'nowhere' "):
+        preprocess(options(folder, tmp_path / "out", inputs=(tmp_path / "in.jsonl",), chat=turns), tokenizer_of(folder))
+
+
+@pytest.mark.parametrize("further", ['"score": NaN, ', '"score": 1e999, ', '"half": "\\ud83d", ', ""])
+def test_numbers_stay_whole_beside_values_that_strict_json_lacks(folder, tmp_path, further):
+    (tmp_path / "t.jinja").write_text(
+        "{% for m in messages %}{% generation %}{{ m.tool_calls | tojson }}{% endgeneration %}{% endfor %}"
+    )
+    line = '{%s"messages": [{"role": "assistant", "tool_calls": [{"count": 2, "big": 123456789012345678901234}]}]}'
+    (tmp_path / "in.jsonl").write_text(line % further + "\n")
+    chosen = ChatConfig(template=tmp_path / "t.jinja")
+    tokenizer = tokenizer_of(folder)
+    preprocess(options(folder, tmp_path / "out", inputs=(tmp_path / "in.jsonl",), chat=chosen), tokenizer)
+    ((ids, _, _),) = documents_of(tmp_path / "out_chat_document")
+    assert tokenizer.detokenize(np.array(ids)) == '[{"count": 2, "big": 123456789012345678901234}]'
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"), [({"a": float("nan")}, "must be JSON values"), ({"tools": []}, "must not be")]
+)
+def test_variables_that_cannot_be_are_refused(variables, message):
+    with pytest.raises(ArgumentError, match=message):
+        ChatConfig(variables=variables)

@@ -78,6 +78,12 @@ def test_a_pack_of_bridge_is_its_documents_with_masks_moved_to_the_tokens():
         ({"messages": []}, "array of messages, found an empty array"),
         ({"messages": "no json"}, "'messages' must be an array, or one as JSON"),
         ({"messages": ["a"]}, r"messages\[0\] must be an object, found a string"),
+        (
+            {"conversations": [{"from": "gpt", "text": "a"}]},
+            r"conversations\[0\] must have the key 'value', found 'from'",
+        ),
+        ({"messages": [{"role": "assistant", "value": "a"}]}, r"messages\[0\] must have a content or tool_calls"),
+        ({"messages": "[" * 5000}, "'messages' must be an array, or one as JSON"),
         ({"messages": [{"content": "a"}]}, r"messages\[0\] must have the key 'role'"),
         ({"conversations": [{"from": "alien", "value": "a"}]}, "'from' must be one of human"),
         ({"prompt": "a", "completion": [ASSISTANT]}, "found a string and an array"),
@@ -100,6 +106,19 @@ def test_a_pack_of_bridge_is_its_documents_with_masks_moved_to_the_tokens():
 def test_what_is_no_conversation_says_so(fields, message):
     with pytest.raises(RecordError, match=message):
         parse_conversation(fields)
+
+
+def test_what_the_system_says_beside_the_turns_comes_first():
+    shared = {"system": "Be brief.", "conversations": [{"from": "human", "value": "a"}]}
+    assert parse_conversation(shared).messages == [{"role": "system", "content": "Be brief."}, USER]
+    spoken = {"system": "x", "messages": [{"role": "system", "content": "y"}, USER]}
+    assert parse_conversation(spoken).messages == spoken["messages"]
+
+
+def test_a_message_that_is_not_to_be_trained_is_refused():
+    with pytest.raises(RecordError, match=r"messages\[1\] must be trained as the template says, found the weight 0"):
+        parse_conversation({"messages": [USER, {**ASSISTANT, "weight": 0}]})
+    assert parse_conversation({"messages": [{**ASSISTANT, "weight": 1}]}).messages[0]["content"] == "b"
 
 
 def test_nulls_that_a_table_adds_are_left_out():

@@ -237,3 +237,57 @@ def test_marks_inside_of_a_macro_are_where_they_stand(ours, tmp_path):
     record = {"messages": [{"role": "assistant", "content": "a"}] * 2}
     ((_, mask),) = encode(ours[False], template_of(tmp_path / "t.jinja"), [record])
     assert mask == [0, 1, 1] * 2
+
+
+MACRO = "{% macro f(t) %}{% generation %}{{ t }}{% endgeneration %}{% endmacro %}"
+CAPTURED = {
+    "trim": "{% set x %}{% generation %}{{ m.content }}{% endgeneration %}{% endset %}{{ x | trim }}",
+    "upper": MACRO + "{{ f(m.content) | upper }}",
+    "cut": "{% set x %}{% generation %}{{ m.content }}{% endgeneration %}{% endset %}{{ x[:3] }}",
+    "if": MACRO + "{% if f('') %}y{% else %}n{% endif %}",
+    "filter": "{% filter upper %}{% generation %}{{ m.content }}{% endgeneration %}{% endfilter %}",
+}
+
+
+@pytest.mark.parametrize("name", CAPTURED)
+def test_a_template_that_looks_at_its_marks_is_refused(ours, tmp_path, name):
+    (tmp_path / "t.jinja").write_text("{% for m in messages %}" + CAPTURED[name] + "{% endfor %}")
+    record = {"messages": [{"role": "assistant", "content": "  answer  "}]}
+    with pytest.raises(RecordError, match=r"must not look at what stands in|must write what stands in"):
+        encode(ours[False], template_of(tmp_path / "t.jinja"), [record])
+
+
+def test_a_captured_block_that_is_written_as_it_is_is_trained(ours, tmp_path):
+    (tmp_path / "t.jinja").write_text(
+        "{% for m in messages %}{% set x %}{% generation %}{{ m.content }}{% endgeneration %}{% endset %}<bos>{{ x }}"
+        "{% endfor %}"
+    )
+    record = {"messages": [{"role": "assistant", "content": "a"}]}
+    ((_, mask),) = encode(ours[False], template_of(tmp_path / "t.jinja"), [record])
+    assert mask == [0, 1]
+
+
+def test_a_turn_without_its_end_is_refused(ours, tmp_path):
+    (tmp_path / "t.jinja").write_text("{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}")
+    template = template_of(tmp_path / "t.jinja")
+    messages = [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]
+    with pytest.raises(RecordError, match=r"a turn must end in '<eos>' \(--turn-end\) before the next one begins"):
+        encode(ours[False], template, [{"messages": messages}], turn=("<|im_start|>", "<eos>"))
+    ((_, mask),) = encode(ours[False], template, [{"messages": messages[:1]}], turn=("<|im_start|>", "<eos>"))
+    assert mask == [0, 1, 1]
+
+
+def test_a_folder_may_have_a_template_for_tools_in_a_file(tmp_path):
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("t")
+    (tmp_path / "chat_template.jinja").write_text("d")
+    found = open_template(str(tmp_path), None, date=None)
+    messages = [{"role": "user", "content": "a"}]
+    assert [found.render(messages, given) for given in variables()] == [["d"], ["t"]]
+
+
+@pytest.mark.parametrize("text", ["{{ lipsum() }}", "{{ [1, 2] | random }}"])
+def test_what_differs_from_run_to_run_is_not_there(ours, tmp_path, text):
+    (tmp_path / "t.jinja").write_text(text)
+    with pytest.raises((RecordError, ArgumentError)):
+        encode(ours[False], template_of(tmp_path / "t.jinja"), [{"messages": [{"role": "user", "content": "a"}]}])

@@ -33,6 +33,9 @@ _NOTHING: Final = FetchedBytes()
 _HIGHEST: Final = int(np.iinfo(np.int64).max)
 
 
+_OF_BORDERS: Final = ("cu_seqlens", "cu_seqlens_padded", "cu_trained_tokens")
+
+
 class ReadsBatches(ABC):
     """Base of datasets whose samples can be gathered in batches."""
 
@@ -385,6 +388,16 @@ def _positions(indices: Indices) -> npt.NDArray[np.int64]:
     return np.ascontiguousarray(numbers, dtype=np.int64)
 
 
+def _with_equal_borders(samples: list[dict[str, Any]], least: int) -> list[dict[str, Any]]:
+    """Returns packs with as many borders, at least `least`, of which the last one is repeated."""
+    names = [name for name in _OF_BORDERS if name in samples[0]]
+    size = max(least, *(len(one["cu_seqlens_padded"]) for one in samples))
+    return [
+        {**one, **{name: torch.cat([one[name], one[name][-1:].expand(size - len(one[name]))]) for name in names}}
+        for one in samples
+    ]
+
+
 def _stacked(dataset: ReadsBatches, positions: npt.NDArray[np.int64], out: Batch | None) -> Batch:
     """Returns the batch, stacked from single samples."""
     if len(positions) == 0:
@@ -392,6 +405,11 @@ def _stacked(dataset: ReadsBatches, positions: npt.NDArray[np.int64], out: Batch
             "indices must name at least one sample of a dataset whose samples are read one by one, found none"
         )
     samples = [dataset[position] for position in positions.tolist()]
+    if all(isinstance(one, dict) and "cu_seqlens_padded" in one for one in samples):
+        size = 0 if out is None else out["cu_seqlens_padded"].shape[-1]
+        samples = _with_equal_borders(samples, size)
+        if len(samples[0]["cu_seqlens_padded"]) > size:  # of an earlier batch with fewer documents
+            out = None
     try:
         tensors: dict[str, torch.Tensor] = torch.utils.data.default_collate(samples)
     except (RuntimeError, TypeError, KeyError) as error:

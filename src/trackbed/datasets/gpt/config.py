@@ -144,6 +144,11 @@ class GPTDatasetConfig(BlendedMegatronDatasetConfig):
                 if getattr(self, name) != default:
                     raise ArgumentError(f"{name} needs order='packed', found {self.order!r}")
             return
+        check_at_least(1, pack_multiple=self.pack_multiple)
+        if self.sequence_length % self.pack_multiple:
+            raise ArgumentError(
+                f"pack_multiple must divide the sequence_length {self.sequence_length}, found {self.pack_multiple}"
+            )
         self.pack_shape  # noqa: B018  raises for options that are out of range
         for name in ("pack_most_documents", "pack_window"):
             check_at_least(1, **{name: 1 if getattr(self, name) is None else getattr(self, name)})

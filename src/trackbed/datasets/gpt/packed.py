@@ -21,7 +21,8 @@ from trackbed.index.packing import PACKING_VERSION, Packs, Pieces
 from trackbed.index.split_mix import split_mix
 from trackbed.kernels.packing import PackShape
 from trackbed.tokens import IndexedGroup
-from trackbed.tokens.trained_tokens import TrainedTokens
+from trackbed.tokens.seal import sum_beside
+from trackbed.tokens.trained_tokens import TRAINED, TrainedTokens
 
 _STREAM: Final = 0x9E6C63D0876A9A47
 """Start of the keys of epochs, apart from those of other shuffles."""
@@ -83,6 +84,7 @@ class PackedSamples(ComputedSamples):
             "sequence_length": self.shape.sequence_length,
             "packs": [self.shape.multiple, self.shape.long_documents, self.most_documents, self.pack_window],
             **({"contiguous": CONTIGUOUS_VERSION} if self.is_contiguous else {}),
+            **({"masks": masks} if any(masks := self._sums_of_masks) else {}),
         }
 
     def find(self, stored: npt.NDArray[np.int64]) -> Pieces:
@@ -109,6 +111,12 @@ class PackedSamples(ComputedSamples):
     @cached_property
     def _seed_of_keys(self) -> int:
         return split_mix(self.seed ^ _STREAM, 0)
+
+    @cached_property
+    def _sums_of_masks(self) -> list[str]:
+        """Checksums of the mask of each pair, as its seal has them; empty for a pair without one."""
+        pairs = self.dataset.members if isinstance(self.dataset, IndexedGroup) else [self.dataset]
+        return [sum_beside(pair.path_prefix, TRAINED) for pair in pairs]
 
     @cached_property
     def trained(self) -> list[TrainedTokens | None]:

@@ -1,5 +1,8 @@
 """Options of conversations."""
 
+import json
+import logging
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,11 +11,17 @@ from typing import Any, Final
 from trackbed.datasets.tokenizers.kinds import maps_special_tokens
 from trackbed.errors import ArgumentError
 from trackbed.preprocess.chat.encode import ChatRules, TrainOn
-from trackbed.preprocess.chat.template import open_template
+from trackbed.preprocess.chat.template import ChatTemplate, open_template
+
+logger = logging.getLogger(__name__)
 
 CHAT_KEY: Final = "chat"
 """Key in the names of the pairs of conversations."""
 TRAIN_ON: Final[tuple[TrainOn, ...]] = ("marks", "all")
+_SPECIAL: Final = re.compile(r"<\|[\w-]+\|>|<(?:start|end)_of_\w+>")
+"""Special tokens, as most models name them."""
+_SHOWN: Final = 4
+_RESERVED: Final = frozenset(("messages", "tools", "documents", "add_generation_prompt"))
 _ROLES: Final = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 
 
@@ -49,6 +58,15 @@ class ChatConfig:
             raise ArgumentError("turn_start must be omitted with train_on 'all', found both")
         if not isinstance(self.variables, Mapping) or not all(isinstance(name, str) for name in self.variables):
             raise ArgumentError(f"the variables of a template must be a mapping of names, found {self.variables!r:.60}")
+        reserved = sorted(_RESERVED & set(self.variables))
+        if reserved:
+            raise ArgumentError(
+                f"the variables of a template must not be {', '.join(_RESERVED)}, found {reserved[0]!r}"
+            )
+        try:
+            json.dumps(dict(self.variables), allow_nan=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ArgumentError(f"the variables of a template must be JSON values, found: {error}") from None
 
 
 def open_rules(config: ChatConfig, tokenizer: Any) -> ChatRules:
@@ -71,11 +89,40 @@ def open_rules(config: ChatConfig, tokenizer: Any) -> ChatRules:
         "" if opened_as is None else opened_as.name,
         config.template,
         date=config.date,
-        tokens=_special_tokens(tokenizer),
+        tokens={**_named_tokens("" if opened_as is None else opened_as.name), **_special_tokens(tokenizer)},
         variables=dict(config.variables),
     )
+    if template is not None:
+        _tell_of_split_tokens(template, tokenizer)
     turn = (config.turn_start, config.turn_end) if config.turn_start and config.turn_end else None
     return ChatRules(template=template, train_on=config.train_on, turn=turn)
+
+
+def _tell_of_split_tokens(template: ChatTemplate, tokenizer: Any) -> None:
+    """Logs the special tokens of a template that the tokenizer takes for text."""
+    names = sorted(set(_SPECIAL.findall(template.source)))
+    found = [len(ids) for ids in tokenizer.tokenize_batch(names)] if names else []
+    split = [(name, count) for name, count in zip(names, found, strict=True) if count > 1]
+    if split:
+        listed = ", ".join(f"{name} ({count} tokens)" for name, count in split[:_SHOWN])
+        logger.warning(
+            "%s: the tokenizer has no token for some special tokens of the template: %s; train one with "
+            "--special-token for each, or use that of the model",
+            template.name,
+            listed + (f" and {len(split) - _SHOWN} more" if len(split) > _SHOWN else ""),
+        )
+
+
+def _named_tokens(name: str) -> dict[str, str]:
+    """Returns the special tokens that the folder of a tokenizer names beyond those with a role, by their names."""
+    try:
+        stated = json.loads((Path(name) / "tokenizer_config.json").read_text(encoding="utf-8"))
+        named = [stated.get(key) for key in ("extra_special_tokens", "model_specific_special_tokens")]
+    except (OSError, ValueError, AttributeError):
+        return {}
+    found = {key: token for one in named if isinstance(one, dict) for key, token in one.items()}
+    contents = {key: token.get("content") if isinstance(token, dict) else token for key, token in found.items()}
+    return {key: token for key, token in contents.items() if isinstance(token, str)}
 
 
 def _special_tokens(tokenizer: Any) -> dict[str, str]:

@@ -26,11 +26,12 @@ _ROLES: Final = {
     "observation": "tool",
 }
 _THOUGHTS: Final = ("reasoning_content", "thinking", "reasoning")
+_CALLS: Final = ("tool_calls", "function_call")
 _MASKS: Final = ("assistant_masks", "loss_mask")
 _IGNORED: Final = -100
 _SHOWN: Final = 8
 
-COLUMNS: Final = (*_LISTS, "prompt", "completion", "tools", "chat_template_kwargs")
+COLUMNS: Final = (*_LISTS, "system", "prompt", "completion", "tools", "chat_template_kwargs")
 """Keys of a conversation that is rendered by a template."""
 ID_COLUMNS: Final = ("input_ids", "labels", "seq_start_id", "seq_num_ids", *_MASKS)
 """Keys of a conversation that is tokenised already."""
@@ -113,7 +114,7 @@ def parse_conversation(fields: Mapping[str, Any]) -> Conversation:
     """
     for key in _LISTS:
         if fields.get(key) is not None:
-            return Messages(_messages(fields[key], key), *_further(fields))
+            return Messages(_with_system(_messages(fields[key], key), fields), *_further(fields))
     if fields.get("prompt") is not None and fields.get("completion") is not None:
         return _completion(fields)
     if fields.get("input_ids") is not None:
@@ -159,6 +160,16 @@ def _messages(found: Any, key: str) -> list[dict[str, Any]]:
     return [_message(one, f"{key}[{number}]") for number, one in enumerate(messages)]
 
 
+def _with_system(messages: list[dict[str, Any]], fields: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Returns messages behind the system's, if a record has that beside them."""
+    system = fields.get("system")
+    if not system or messages[0]["role"] == "system":
+        return messages
+    if not isinstance(system, str):
+        raise RecordError(f"the value of 'system' must be a string, found {_kind(system)}")
+    return [{"role": "system", "content": system}, *messages]
+
+
 def _message(found: Any, where: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise RecordError(f"{where} must be an object, found {_kind(found)}")
@@ -167,9 +178,15 @@ def _message(found: Any, where: str) -> dict[str, Any]:
         if role is None:
             raise RecordError(f"{where}: 'from' must be one of {', '.join(_ROLES)}, found {found['from']!r}")
         rest = {name: value for name, value in found.items() if name not in ("from", "value")}
-        return {"role": role, "content": found.get("value"), **rest}
+        if found.get("value") is None:
+            raise RecordError(f"{where} must have the key 'value', found {', '.join(map(repr, found))}")
+        return {"role": role, "content": found["value"], **rest}
+    if found.get("weight") not in (None, 1):
+        raise RecordError(f"{where} must be trained as the template says, found the weight {found['weight']!r:.20}")
     if not isinstance(found.get("role"), str):
         raise RecordError(f"{where} must have the key 'role' with a string, found {found.get('role')!r:.40}")
+    if found.get("content") is None and not any(found.get(name) for name in (*_CALLS, *_THOUGHTS)):
+        raise RecordError(f"{where} must have a content or tool_calls, found {', '.join(map(repr, found))}")
     if found.keys().isdisjoint(_THOUGHTS):
         return found
     thought = next((found[name] for name in _THOUGHTS if found.get(name) is not None), None)
@@ -206,7 +223,7 @@ def _from_text(value: Any, key: str) -> Any:
         return value
     try:
         return json.loads(value) if value.strip() else None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RecordError(f"the value of {key!r} must be an array, or one as JSON, found: {error}") from None
 
 

@@ -249,6 +249,12 @@ def _between(text: str, begin: str, end: str) -> list[str]:
     while (found := text.find(begin, at)) >= 0:
         start = found + len(begin)
         stop = text.find(end, start)
+        following = text.find(begin, start)
+        if stop < 0 <= following or 0 <= following < stop:
+            raise RecordError(
+                f"a turn must end in {end!r} (--turn-end) before the next one begins with {begin!r}, found "
+                f"{text[start:following][-40:]!r} before that"
+            )
         stop = len(text) if stop < 0 else stop + len(end)
         parts[-1] += text[at:start]
         parts += [text[start:stop], ""]

@@ -56,6 +56,9 @@ def compile_template(source: str, *, marks: tuple[str, str], day: str | None) ->
         return date.fromisoformat(day).strftime(form)
 
     environment.globals |= {"raise_exception": refuse, "strftime_now": now}
+    # What they return differs from run to run.
+    environment.globals.pop("lipsum", None)
+    environment.filters.pop("random", None)
     return environment.from_string(source)
 
 
@@ -84,6 +87,20 @@ def _sandbox(extensions: list[Any]) -> Any:
             return super().getattr(obj, attribute)
 
     return Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
+
+
+def captures_marks(template: Any, begin: str) -> bool:
+    """True if a block `{% generation %}` of a template is read by others: in a macro, or in a variable.
+
+    Args:
+        template: source of the program, parsed by its environment.
+        begin: text that is written before each block.
+    """
+    nodes = require("jinja2", where="a chat template").nodes
+    captors = (nodes.AssignBlock, nodes.Macro, nodes.CallBlock, nodes.FilterBlock, nodes.Block)
+    return any(
+        data.data == begin for captor in template.find_all(captors) for data in captor.find_all(nodes.TemplateData)
+    )
 
 
 def _leaves(node: Any, nodes: Any) -> bool:

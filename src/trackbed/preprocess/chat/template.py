@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from trackbed.errors import ArgumentError, TrackbedError
-from trackbed.preprocess.chat.sandbox import compile_template
+from trackbed.preprocess.chat.sandbox import captures_marks, compile_template
 from trackbed.preprocess.record_error import RecordError
 
 _TAG: Final = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
@@ -23,6 +23,7 @@ _NONCE: Final = secrets.token_hex(8)  # no text of a conversation can be one of 
 _BEGIN, _END = f"\ufdd0{_NONCE}<", f"\ufdd0{_NONCE}>"
 _MARKS: Final = re.compile(f"({re.escape(_BEGIN)}|{re.escape(_END)})")
 _FILE: Final = "chat_template.jinja"
+_OTHERS: Final = "additional_chat_templates"
 _CONFIG: Final = "tokenizer_config.json"
 _WITH_TOOLS: Final = "tool_use"
 
@@ -65,18 +66,26 @@ class ChatTemplate:
             RecordError: the template does not accept the conversation.
             ArgumentError: it asks for a date, and has none.
         """
+        source = self._source(given)
         variables = {**self.tokens, **self.variables, **given.others}
+        variables |= {"messages": messages, "tools": given.tools, "documents": None}
+        variables["add_generation_prompt"] = given.prompts
         try:
-            text = _compiled(self._source(given), self.date).render(
-                messages=messages, tools=given.tools, documents=None, add_generation_prompt=given.prompts, **variables
-            )
+            text = _compiled(source, self.date).render(variables)
+            plain = _compiled(source, self.date, has_marks=False).render(variables) if _is_captured(source) else None
         except (TrackbedError, MemoryError):
             raise
         except Exception as error:
             raise RecordError(
                 f"the chat template {self.name} must accept the conversation, found {type(error).__name__}: {error}"
             ) from error
-        return _parts(text)
+        parts = _parts(text, self.name)
+        if plain is not None and "".join(parts) != plain:
+            raise RecordError(
+                f"the chat template {self.name} must not look at what stands in {{% generation %}}, found other text "
+                "with marks than without: let the block stand where its text is written"
+            )
+        return parts
 
     def _source(self, given: Variables) -> str:
         return self.with_tools if given.tools and self.with_tools is not None else self.source
@@ -126,7 +135,8 @@ def _of_folder(folder: Path) -> tuple[str, dict[str, str]]:
     """Returns where the templates of a folder are, and each by its name."""
     path = folder / _FILE
     if path.is_file():
-        return str(path), {"default": path.read_text(encoding="utf-8")}
+        others = {one.stem: one.read_text(encoding="utf-8") for one in sorted((folder / _OTHERS).glob("*.jinja"))}
+        return str(path), {**others, "default": path.read_text(encoding="utf-8")}
     config = folder / _CONFIG
     try:
         found = json.loads(config.read_text(encoding="utf-8")).get("chat_template")
@@ -150,23 +160,32 @@ def _check(source: str, where: str) -> None:
         raise ArgumentError(f"{where}: a chat template must be a Jinja template, found: {error}") from error
 
 
-def _parts(text: str) -> list[str]:
+def _parts(text: str, name: str) -> list[str]:
     """Splits a text at its marks; marks inside of others count as none."""
     pieces = _MARKS.split(text)
-    marks = pieces[1::2]
-    if marks == [_BEGIN, _END] * (len(marks) // 2):
-        return pieces[::2]
     parts, depth = [pieces[0]], 0
-    for mark, piece in zip(marks, pieces[2::2], strict=True):
+    for mark, piece in zip(pieces[1::2], pieces[2::2], strict=True):
         before, depth = depth, depth + (1 if mark == _BEGIN else -1)
+        if depth < 0:
+            break
         if (before > 0) == (depth > 0):
             parts[-1] += piece
         else:
             parts.append(piece)
+    if depth:
+        raise RecordError(
+            f"the chat template {name} must write what stands in {{% generation %}} as a whole, found a part of it"
+        )
     return parts
 
 
 @lru_cache(maxsize=16)
-def _compiled(source: str, day: str | None) -> Any:
+def _compiled(source: str, day: str | None, *, has_marks: bool = True) -> Any:
     """Returns a template of Jinja."""
-    return compile_template(source, marks=(_BEGIN, _END), day=day)
+    return compile_template(source, marks=(_BEGIN, _END) if has_marks else ("", ""), day=day)
+
+
+@lru_cache(maxsize=16)
+def _is_captured(source: str) -> bool:
+    environment = _compiled(source, None).environment
+    return captures_marks(environment.parse(source), _BEGIN)

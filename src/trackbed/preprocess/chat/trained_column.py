@@ -4,13 +4,16 @@ Shapes: D documents, R runs of trained tokens.
 """
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from trackbed.preprocess.chat.encode import MarkedDocuments
 from trackbed.preprocess.chat.trained_spans import Numbers
+
+_TAIL: Final = 4
+"""Tokens at the end of a trained run, one of which ends the turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +60,14 @@ class TrainedColumn:
         runs = found.runs.copy()
         stops = runs.sum(axis=1)
         is_last = stops == found.lengths[documents]
-        bases = np.cumsum(found.lengths)[documents] - found.lengths[documents] if len(documents) else documents
-        last = found.tokens[bases + stops - 1]
-        behind = found.tokens[np.minimum(bases + stops, len(found.tokens) - 1)]
-        ends_open = np.where(is_last, not has_end, np.isin(behind, self.special))
-        self.open_turns += int(np.count_nonzero(ends_open & ~np.isin(last, self.special)))
+        bases = (np.cumsum(found.lengths) - found.lengths)[documents]
+        is_special = np.isin(found.tokens, self.special)
+        behind = is_special[np.minimum(bases + stops, len(is_special) - 1)]
+        # A template may have a line end behind the token that ends a turn, inside of the mark.
+        before = np.concatenate([[0], np.cumsum(is_special)])
+        tail = np.maximum(runs[:, 0], stops - _TAIL)
+        is_closed = before[bases + stops] > before[bases + tail]
+        self.open_turns += int(np.count_nonzero(np.where(is_last, not has_end, behind) & ~is_closed))
         if has_end:
             runs[is_last, 1] += 1
         self.counts.append(found.counts)
