@@ -207,7 +207,7 @@ def test_the_page_on_packs_runs(first_hour):
     (blend,) = snippets("toml", page)
     (first_hour / "packed.toml").write_text(blend)
     parts = snippets("python", page)
-    assert len(parts) == 4  # read, write, train and balance
+    assert len(parts) == 5  # read, write, train, attend and balance
     said = run(first_hour, *parts)
     assert "torch.Size([1, 2048]) 2048\n" in said
     assert " trained labels of " in said
