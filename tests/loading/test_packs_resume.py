@@ -128,6 +128,6 @@ def test_steps_keep_their_documents_after_kills_on_other_ranks(blend, tmp_path, 
     assert {int(step) for step, _ in lines} == set(range(last + 1))
     assert [found for _, found in lines] == [wanted[int(step)] for step, _ in lines]
     assert len(lines) > last + 1  # some steps were made again
-    assert len(set(ends)) > 0.5 * kills  # nearly all jobs came to train
+    assert len(set(ends)) >= kills - max(1, kills // 10)  # nearly all jobs came to train
     _, state = json.loads((tmp_path / "state.json").read_text())
     assert len(json.dumps(state)) <= 1024

@@ -95,7 +95,7 @@ class TrainedCounts:
     tokens: int
     """Trained tokens."""
     first_tokens: int
-    """Those that are the first of their document, and so never labels."""
+    """Trained tokens that begin their document, and so are never labels."""
     untrained: int
     """Documents in which no token but the first one is trained."""
 
@@ -224,7 +224,7 @@ class TrainedTokens:
 
     @classmethod
     def of_file(cls, path: Path) -> "TrainedTokens":
-        """Opens a file of trained tokens, whatever a seal says.
+        """Opens a file of trained tokens, without a look at a seal.
 
         Raises:
             FormatError: it is no such file, or has another size than its header says.

@@ -118,6 +118,10 @@ def test_what_the_system_says_beside_the_turns_comes_first():
 def test_a_message_that_is_not_to_be_trained_is_refused():
     with pytest.raises(RecordError, match=r"messages\[1\] must be trained as the template says, found the weight 0"):
         parse_conversation({"messages": [USER, {**ASSISTANT, "weight": 0}]})
+    with pytest.raises(
+        RecordError, match=r"conversations\[0\] must be trained as the template says, found the weight 0"
+    ):
+        parse_conversation({"conversations": [{"from": "gpt", "value": "b", "weight": 0}]})
     assert parse_conversation({"messages": [{**ASSISTANT, "weight": 1}]}).messages[0]["content"] == "b"
 
 

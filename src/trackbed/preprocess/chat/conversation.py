@@ -173,6 +173,8 @@ def _with_system(messages: list[dict[str, Any]], fields: Mapping[str, Any]) -> l
 def _message(found: Any, where: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise RecordError(f"{where} must be an object, found {_kind(found)}")
+    if found.get("weight") not in (None, 1):
+        raise RecordError(f"{where} must be trained as the template says, found the weight {found['weight']!r:.20}")
     if "role" not in found and "from" in found:
         role = _ROLES.get(str(found["from"]))
         if role is None:
@@ -181,8 +183,6 @@ def _message(found: Any, where: str) -> dict[str, Any]:
         if found.get("value") is None:
             raise RecordError(f"{where} must have the key 'value', found {', '.join(map(repr, found))}")
         return {"role": role, "content": found["value"], **rest}
-    if found.get("weight") not in (None, 1):
-        raise RecordError(f"{where} must be trained as the template says, found the weight {found['weight']!r:.20}")
     if not isinstance(found.get("role"), str):
         raise RecordError(f"{where} must have the key 'role' with a string, found {found.get('role')!r:.40}")
     if found.get("content") is None and not any(found.get(name) for name in (*_CALLS, *_THOUGHTS)):

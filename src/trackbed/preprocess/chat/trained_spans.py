@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trackbed.datasets.tokenizers.base import Adapter
+from trackbed.errors import ArgumentError
 from trackbed.preprocess.record_error import RecordError
 
 Numbers = npt.NDArray[np.int64]
@@ -84,7 +85,7 @@ class TokenRanges:
 def special_ids_of(tokenizer: Any) -> Numbers:
     """Returns the ids of the special tokens of a tokenizer, which end turns."""
     found = set(getattr(tokenizer, "special_token_ids", ()))
-    with contextlib.suppress(Exception):  # it may lack one, and be of any kind
+    with contextlib.suppress(ArgumentError, AttributeError, NotImplementedError):  # it may lack one
         found.add(int(tokenizer.eod))
     return np.array(sorted(found), dtype=np.int64)
 
