@@ -1,5 +1,6 @@
 """Requests of saves to an object store, and of loads from there: how many, and of how many bytes."""
 
+import zlib
 from pathlib import Path
 
 import pytest
@@ -60,7 +61,7 @@ def test_ranks_of_one_host_fetch_once_what_all_want(bucket, proxy):
     weight = torch.rand(3000, 2003)
     save({"weight": ShardedTensor.from_rank_offsets("weight", weight), "few": torch.ones(3)}, address)
     proxy.log.clear()
-    assert run_script(RANK, 3, address, limit_seconds=60) == [[float(weight.sum(dtype=torch.float64))]] * 3
+    assert run_script(RANK, 3, address, limit_seconds=60) == [[zlib.crc32(weight.numpy())]] * 3
     assert weight.nbytes <= sum(asked_bytes(proxy)) < 1.1 * weight.nbytes
 
 

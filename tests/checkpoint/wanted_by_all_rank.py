@@ -1,6 +1,7 @@
-"""One gloo rank of a load in which all ranks want the same tensor: `wanted_by_all_rank.py ADDRESS`. Prints its sum."""
+"""One gloo rank of a load in which all want the same tensor: `wanted_by_all_rank.py ADDRESS`. Prints its checksum."""
 
 import sys
+import zlib
 
 import torch
 import torch.distributed as dist
@@ -13,7 +14,7 @@ def main():
     dist.init_process_group("gloo")
     weight = ShardedTensor.from_rank_offsets("weight", torch.zeros(3000, 2003), replica_id=dist.get_rank())
     found = load({"weight": weight}, sys.argv[1])["weight"]
-    print(float(found.sum(dtype=torch.float64)), flush=True)
+    print(zlib.crc32(found.numpy()), flush=True)
     dist.destroy_process_group()
 
 

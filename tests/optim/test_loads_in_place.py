@@ -2,6 +2,7 @@
 
 import copy
 import sys
+import zlib
 
 import pytest
 import torch
@@ -132,7 +133,7 @@ def test_an_expanded_buffer_is_left_to_the_module(tmp_path):
 
 
 SCRIPT = """
-import json, sys, threading
+import json, sys, threading, zlib
 from pathlib import Path
 import torch
 from torch import nn
@@ -155,7 +156,7 @@ thread.start()
 load_sharded_state(sys.argv[1], module, group=SOLO)
 has_ended.set()
 thread.join()
-sums = [float(one.weight.detach().sum(dtype=torch.float64)) for one in module]
+sums = [zlib.crc32(one.weight.detach().numpy()) for one in module]
 print(json.dumps({"more": seen[0] - before, "sums": sums}))
 """
 
@@ -166,5 +167,5 @@ def test_a_model_takes_no_second_copy_in_memory(tmp_path):
     trackbed.save(sharded_state(module, group=SOLO), tmp_path / "saved", group=SOLO)
     (tmp_path / "load.py").write_text(SCRIPT)
     ((found,),) = run_script(tmp_path / "load.py", 1, tmp_path / "saved", limit_seconds=100)
-    assert found["sums"] == [float(one.weight.detach().sum(dtype=torch.float64)) for one in module]
+    assert found["sums"] == [zlib.crc32(one.weight.detach().numpy()) for one in module]
     assert found["more"] < 64 * MIB
