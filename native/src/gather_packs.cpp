@@ -222,13 +222,19 @@ Gathered gather_packs(std::span<const SampleSource> sources, const TokenFiles& f
     const auto number = static_cast<std::size_t>(datasets[sample]);
     return datasets[sample] >= 0 && number < sources.size() ? &sources[number] : nullptr;
   };
+  const auto is_in_order = [&](std::size_t sample) {
+    const std::int64_t first = firsts[sample];
+    const std::int64_t stop = firsts[sample + 1];
+    return 0 <= first && first <= stop && stop <= static_cast<std::int64_t>(pieces.size());
+  };
   const auto pieces_of = [&](std::size_t sample) {
     const auto first = static_cast<std::size_t>(firsts[sample]);
-    return pieces.subspan(first, static_cast<std::size_t>(firsts[sample + 1]) - first);
+    const auto stop = static_cast<std::size_t>(firsts[sample + 1]);
+    return is_in_order(sample) ? pieces.subspan(first, stop - first) : std::span<const PackedPiece>();
   };
   const auto plan = [&](std::size_t sample) {
     const SampleSource* source = source_of(sample);
-    if (source == nullptr || !fits(pieces_of(sample), shape)) {
+    if (source == nullptr || !is_in_order(sample) || !fits(pieces_of(sample), shape)) {
       return Planned::refused;
     }
     const Planned found = plan_pieces(*source, files, pieces_of(sample), plans[sample].spans);

@@ -1,12 +1,12 @@
 """The order "packed" through the datasets: batches, borders, epochs, splits and what is refused."""
 
+import itertools
 import os
 import pickle
 import shutil
 import time
 from collections import Counter
 from dataclasses import replace
-from itertools import accumulate, pairwise
 
 import numpy as np
 import pytest
@@ -300,9 +300,9 @@ def test_a_mask_that_was_truncated_after_it_was_mapped_is_an_error(tmp_path):
 def counts_of(item):
     """Counts of a pack, by its loss mask and its borders."""
     ends = item["cu_seqlens_padded"].tolist()
-    trained = [int(item["loss_mask"][start:stop].sum()) for start, stop in pairwise(ends)]
+    trained = [int(item["loss_mask"][start:stop].sum()) for start, stop in itertools.pairwise(ends)]
     return {
-        "cu_trained_tokens": list(accumulate([0, *trained])),
+        "cu_trained_tokens": list(itertools.accumulate([0, *trained])),
         "num_trained_tokens": sum(trained),
         "num_documents": sum(own > 0 for own in trained),
     }
@@ -344,6 +344,32 @@ def test_a_rank_of_a_context_has_the_counts_of_the_whole_pack(masked, size):
         for name in ("cu_seqlens", "cu_seqlens_padded", "max_seqlen", *KEYS[-3:]):
             assert torch.equal(part[name], whole[name]), name
         assert part["loss_mask"].sum() < whole["loss_mask"].sum()
+
+
+@pytest.mark.parametrize("before", [-1, "fewer", "more than all"])
+def test_a_pack_whose_pieces_are_in_disorder_is_refused(prefixes, before):
+    data = packed(None, prefixes[:1])
+    reader = data._batch_reader()
+    data.gather(range(4))  # maps the file
+    datasets, positions = data._draw(np.arange(4))
+    pieces, firsts = reader._form._members[0].find(positions)
+    firsts[2] = {"fewer": firsts[1] - 1, "more than all": len(pieces) + 1}.get(before, before)
+    batch = data.empty_batch(4)
+    found = gather_packs(reader._sources.table, datasets, pieces, firsts, batch.arrays, reader._form._shape)
+    assert found.refused == 1
+
+
+@pytest.mark.parametrize("layout", [None, "thd", "torch", "bridge"])
+def test_a_part_of_one_tensor_is_enough_to_hold_a_batch(prefixes, layout):
+    names = itertools.cycle(["tokens", "labels", "loss_mask", "position_ids", "padding_mask"])
+    held, copies, places = [], [], set()
+    for number, batch in enumerate(trackbed.BatchLoader(packed(None, prefixes), batch_size=1, layout=layout)):
+        places.add(batch["tokens"].data_ptr())
+        if number % 3 == 0:
+            held.append(batch[next(names)][..., 5:])
+            copies.append(held[-1].clone())
+    assert all(map(torch.equal, held, copies))
+    assert len(places) < 60  # the others are reused
 
 
 class Copied(GPTDataset):

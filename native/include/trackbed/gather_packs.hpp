@@ -48,8 +48,8 @@ struct PackedRows {
 };
 
 // Gathers packs: sample i has pieces[firsts[i], firsts[i + 1]) of source datasets[i]. What is refused, absent or
-// missing is as in gather(); so is a pack whose pieces do not fit into S places, or whose runs are damaged. There are
-// as many `trained` as files.
+// missing is as in gather(); so is a pack whose pieces do not fit into S places or whose `firsts` are in disorder, or
+// whose runs are damaged. There are as many `trained` as files.
 Gathered gather_packs(std::span<const SampleSource> sources, const TokenFiles& files,
                       std::span<const TrainedRuns> trained, std::span<const std::int32_t> datasets,
                       std::span<const PackedPiece> pieces, std::span<const std::int64_t> firsts,

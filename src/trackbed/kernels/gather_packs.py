@@ -18,6 +18,7 @@ from trackbed.kernels.isa import chosen_level
 from trackbed.kernels.workers import workers
 
 _PLACES_PER_THREAD: Final = 1 << 13
+_NOTHING: Final = FetchedBytes()
 _NO_ROWS: Final = np.zeros(11, dtype=np.uint64)
 
 
@@ -123,7 +124,8 @@ def gather_packs(
         sources: the datasets.
         datasets: `[B]` dataset of each pack.
         pieces: `[pieces, 3]` document, first input and one after the last input, of all packs one after the other.
-        firsts: `[B + 1]` how many pieces there are before each pack, and in all.
+        firsts: `[B + 1]` how many pieces there are before each pack, and in all; a pack before which there are more
+            than before the next one is refused.
         batch: output arrays; None to find out what is missing, and write nothing.
         shape: shape of the packs, that of `batch`.
         fetched: bytes of files that are not mapped.
@@ -138,18 +140,12 @@ def gather_packs(
     found = given if batch is None else (batch.size, batch.length, batch.num_borders)
     if found != given:
         raise ArgumentError(f"batch must have {given} packs, places and borders, found {found}")
-    is_in_order = (
-        len(firsts) == size + 1
-        and firsts[0] == 0
-        and firsts[-1] == len(pieces)
-        and bool((firsts[1:] >= firsts[:-1]).all())
-    )
-    if not is_in_order or pieces.shape != (len(pieces), 3):
+    if len(firsts) != size + 1 or firsts[0] != 0 or firsts[-1] != len(pieces) or pieces.shape != (len(pieces), 3):
         raise ArgumentError(f"firsts must lead from 0 to {len(pieces)} pieces in {size} packs, found {firsts!r}")
     outcome = _native.gather_packs(
         workers(),
         *sources.words,
-        (fetched or FetchedBytes()).words,
+        (fetched or _NOTHING).words,
         sources.trained_words,
         datasets,
         np.ascontiguousarray(pieces).reshape(-1),

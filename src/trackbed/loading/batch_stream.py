@@ -16,6 +16,7 @@ import torch
 
 from trackbed.cancellation import Flag
 from trackbed.datasets import Batch, BlendedDataset
+from trackbed.datasets.batches.batch import as_tensors
 from trackbed.datasets.batches.context import WHOLE, Context
 from trackbed.datasets.batches.reader import ReadsBatches
 from trackbed.datasets.blend.dataset import SplitDataset
@@ -341,7 +342,10 @@ class BatchStream:
             tokens = self._tokens(batch)
             hashes = None if self._hashed is None else self._hashes(indices, batch)
             laid_out = None if self._layout is None else self._layout(batch)
-            lent = self._ring.lend(batch, laid_out) if self._is_reused else laid_out or batch
+            if self._is_reused:
+                lent = self._ring.lend(batch, laid_out)
+            else:
+                lent = batch if laid_out is None else Batch(as_tensors(laid_out))
             return _PreparedBatch(lent if copies is None else copies.begin(lent), len(indices), tokens, state, hashes)
 
     def _hashes(self, indices: Sequence[int], batch: Batch) -> SampleHashes:
@@ -388,7 +392,8 @@ class BatchStream:
 
 def _texts(batch: Batch) -> torch.Tensor:
     """The tokens of a batch, `[B, ...]`; of T5, those of the encoder."""
-    return next((batch[name] for name in _TEXTS if name in batch), torch.empty((batch.size, 0)))
+    found = next((batch[name] for name in _TEXTS if name in batch), None)
+    return torch.empty((batch.size, 0)) if found is None else found
 
 
 def _is_cuda(device: torch.device | str) -> bool:

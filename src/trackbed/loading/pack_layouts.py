@@ -4,9 +4,11 @@ Shapes: B packs, S places of a pack, T = B x S, n segments of all packs.
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final, Literal, get_args
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from trackbed.datasets import Batch
@@ -24,8 +26,11 @@ _PER_PACK: Final = (
 _HIGHEST: Final = int(np.iinfo(np.int32).max)
 
 
-def layout_of(name: str, *, pads_borders: bool) -> Callable[[Batch], Batch]:
-    """Returns the function that lays out a batch.
+Arrays = Mapping[str, npt.NDArray[Any]]
+
+
+def layout_of(name: str, *, pads_borders: bool) -> Callable[[Batch], dict[str, Any]]:
+    """Returns the function that lays out a batch: as new arrays that view its memory, and tensors of the layout's own.
 
     Args:
         name: "thd" for the batch of Megatron Core, "torch" for that of torch's attention over varying lengths, "bridge"
@@ -37,8 +42,7 @@ def layout_of(name: str, *, pads_borders: bool) -> Callable[[Batch], Batch]:
     """
     if name not in LAYOUTS:
         raise ArgumentError(f"layout must be one of {', '.join(map(repr, LAYOUTS))}, found {name!r}")
-    found: dict[str, Callable[..., Batch]] = {"thd": as_thd, "torch": as_torch, "bridge": as_bridge}
-    return lambda batch: found[name](batch, pads_borders=pads_borders)
+    return partial(_laid_out, own=_OWN[name], pads_borders=pads_borders)
 
 
 def as_thd(batch: Mapping[str, torch.Tensor], *, pads_borders: bool = False) -> Batch:
@@ -54,11 +58,7 @@ def as_thd(batch: Mapping[str, torch.Tensor], *, pads_borders: bool = False) -> 
         batch: rows of packs, as `gather` of a dataset in the order "packed" returns them.
         pads_borders: True for as many borders in each batch, of which the last one is repeated.
     """
-    borders = _borders(batch, pads_borders=pads_borders)
-    logical, padded, trained = map(torch.from_numpy, borders[:3])
-    longest = torch.from_numpy(borders.longest)
-    own = {"cu_seqlens": logical, "cu_seqlens_padded": padded, "max_seqlen": longest}
-    return _joined(batch, {**own, "cu_trained_tokens": trained, **_counts(borders)})
+    return _joined(batch, _thd, pads_borders=pads_borders)
 
 
 def as_torch(batch: Mapping[str, torch.Tensor], *, pads_borders: bool = False) -> Batch:
@@ -67,10 +67,7 @@ def as_torch(batch: Mapping[str, torch.Tensor], *, pads_borders: bool = False) -
     As `as_thd`, but with `cu_seq_q` and `cu_seq_k` int32 `[n + 1]`, where segments lie, and `max_q` and `max_k`, int64
     of no axis, the length of the longest segment. Counts are as in `as_thd`.
     """
-    borders = _borders(batch, pads_borders=pads_borders)
-    cu_seq, longest = torch.from_numpy(borders.padded), torch.tensor(int(np.diff(borders.padded).max(initial=0)))
-    own = {"cu_seq_q": cu_seq, "cu_seq_k": cu_seq, "max_q": longest, "max_k": longest}
-    return _joined(batch, {**own, "cu_trained_tokens": torch.from_numpy(borders.trained), **_counts(borders)})
+    return _joined(batch, _torch, pads_borders=pads_borders)
 
 
 def as_bridge(batch: Mapping[str, torch.Tensor], *, pads_borders: bool = False) -> Batch:
@@ -83,25 +80,49 @@ def as_bridge(batch: Mapping[str, torch.Tensor], *, pads_borders: bool = False) 
     Raises:
         ArgumentError: the batch has several packs.
     """
-    if len(batch["tokens"]) != 1:
-        raise ArgumentError(f"a batch in Megatron-Bridge's layout must have 1 pack, found {len(batch['tokens'])}")
-    borders = _borders(batch, pads_borders=pads_borders)
+    return _joined(batch, _bridge, pads_borders=pads_borders)
+
+
+def _thd(borders: JoinedBorders, _: int) -> dict[str, torch.Tensor]:
+    logical, padded, trained = map(torch.from_numpy, borders[:3])
+    longest = torch.from_numpy(borders.longest)
+    own = {"cu_seqlens": logical, "cu_seqlens_padded": padded, "max_seqlen": longest}
+    return {**own, "cu_trained_tokens": trained}
+
+
+def _torch(borders: JoinedBorders, _: int) -> dict[str, torch.Tensor]:
+    cu_seq, longest = torch.from_numpy(borders.padded), torch.tensor(int(np.diff(borders.padded).max(initial=0)))
+    own = {"cu_seq_q": cu_seq, "cu_seq_k": cu_seq, "max_q": longest, "max_k": longest}
+    return {**own, "cu_trained_tokens": torch.from_numpy(borders.trained)}
+
+
+def _bridge(borders: JoinedBorders, num_packs: int) -> dict[str, torch.Tensor]:
+    if num_packs != 1:
+        raise ArgumentError(f"a batch in Megatron-Bridge's layout must have 1 pack, found {num_packs}")
     logical, padded, trained = (torch.from_numpy(one)[None] for one in borders[:3])
     longest = torch.from_numpy(borders.longest)[None]
     own = {"cu_seqlens_q": logical, "cu_seqlens_kv": logical}
     if not torch.equal(logical, padded):
         own |= {"cu_seqlens_q_padded": padded, "cu_seqlens_kv_padded": padded}
-    own |= {"max_seqlen_q": longest, "max_seqlen_kv": longest}
-    return _joined(batch, {**own, "cu_trained_tokens": trained, **_counts(borders)})
+    return {**own, "max_seqlen_q": longest, "max_seqlen_kv": longest, "cu_trained_tokens": trained}
 
 
-def _borders(batch: Mapping[str, torch.Tensor], *, pads_borders: bool) -> JoinedBorders:
+_Own = Callable[[JoinedBorders, int], dict[str, torch.Tensor]]
+"""Makes tensors of a layout's own from the borders and the number of packs."""
+_OWN: Final[dict[str, _Own]] = {"thd": _thd, "torch": _torch, "bridge": _bridge}
+
+
+def _borders(rows: Arrays, *, pads_borders: bool) -> JoinedBorders:
     """Returns the borders of all packs, one after the other, and their counts.
+
+    Args:
+        rows: arrays of the packs, with those in `_PER_PACK`.
+        pads_borders: True for as many borders in each batch.
 
     Raises:
         ArgumentError: T is too large for int32.
     """
-    found = join_borders({name: batch[name].numpy() for name in _PER_PACK}, keeps_all=pads_borders)
+    found = join_borders(rows, keeps_all=pads_borders)
     if found.num_places > _HIGHEST:
         raise ArgumentError(
             f"a batch must have at most {_HIGHEST} places for borders of int32, found {found.num_places}"
@@ -109,11 +130,21 @@ def _borders(batch: Mapping[str, torch.Tensor], *, pads_borders: bool) -> Joined
     return found
 
 
-def _joined(batch: Mapping[str, torch.Tensor], own: dict[str, torch.Tensor]) -> Batch:
-    """Returns the places of all packs end to end, which view those of the rows, and tensors of the layout's own."""
+def _laid_out(batch: Batch, *, own: _Own, pads_borders: bool) -> dict[str, Any]:
+    """Returns the places of all packs end to end, as arrays that view those of the rows, and tensors of its own."""
+    rows = batch.memory
+    borders = _borders(rows, pads_borders=pads_borders)
+    views = {"dataset_id": rows["dataset_id"].view()} if "dataset_id" in rows else {}
+    views |= {name: rows[name].reshape(1, -1) for name in _PLACES}
+    return {**views, **own(borders, batch.size), **_counts(borders)}
+
+
+def _joined(batch: Mapping[str, torch.Tensor], own: _Own, *, pads_borders: bool) -> Batch:
+    """Does the same, with tensors that view the rows."""
+    borders = _borders({name: batch[name].numpy() for name in _PER_PACK}, pads_borders=pads_borders)
     views = {"dataset_id": batch["dataset_id"]} if "dataset_id" in batch else {}
     views |= {name: batch[name].view(1, -1) for name in _PLACES}
-    return Batch({**views, **own}, shared=own.keys())
+    return Batch({**views, **own(borders, len(batch["tokens"])), **_counts(borders)})
 
 
 def _counts(borders: JoinedBorders) -> dict[str, torch.Tensor]:

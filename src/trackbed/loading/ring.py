@@ -2,12 +2,13 @@
 
 import weakref
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-import torch
+import numpy as np
 
 from trackbed.datasets import Batch
+from trackbed.datasets.batches.batch import as_tensors
 
 
 class Ring:
@@ -35,25 +36,20 @@ class Ring:
             self._free.append(batch)
         return None
 
-    def lend(self, batch: Batch, laid_out: Batch | None = None) -> Batch:
+    def lend(self, batch: Batch, laid_out: Mapping[str, Any] | None = None) -> Batch:
         """Returns the batch as new tensors that view its memory, and takes ownership of `batch`.
 
         Tensors shared by all samples, such as an attention mask, are returned as they are.
 
         Args:
             batch: the memory.
-            laid_out: tensors in the place of those of the batch, which view its memory unless they are `shared`.
+            laid_out: what is lent in the place of `batch.views()`: new arrays that view its memory, and tensors that
+                do not.
         """
-        found = batch if laid_out is None else laid_out
-        lent: dict[str, torch.Tensor] = {}
-        watched: list[Any] = []
-        for name, tensor in found.items():
-            if name in found.shared:
-                lent[name] = tensor
-            else:
-                watched.append(tensor.numpy())  # torch holds a reference to it as long as it has a view of it
-                lent[name] = torch.from_numpy(watched[-1])
-        self._watch(batch, watched)
+        found = batch.views() if laid_out is None else laid_out
+        lent = as_tensors(found)
+        # torch holds a reference to an array as long as it has a view of it.
+        self._watch(batch, [one for one in found.values() if isinstance(one, np.ndarray)])
         return Batch(lent, shared=batch.shared)
 
     def _watch(self, batch: Batch, arrays: Iterable[Any]) -> None:

@@ -43,6 +43,11 @@ class BatchSpec(Protocol):
         ...
 
 
+def as_tensors(parts: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Returns tensors as they are, and arrays as tensors that view their memory."""
+    return {name: one if isinstance(one, torch.Tensor) else torch.from_numpy(one) for name, one in parts.items()}
+
+
 class Batch(Mapping[str, torch.Tensor]):
     """The tensors of B samples by name, each `[B, ...]`, equal to the stacked tensors of the samples.
 
@@ -65,6 +70,7 @@ class Batch(Mapping[str, torch.Tensor]):
         shared: Collection[str] = (),
     ) -> None:
         self._tensors = dict(tensors)
+        self._memory: dict[str, npt.NDArray[Any]] | None = None
         self._arrays = arrays
         self._spec = spec
         self._shared = frozenset(shared)
@@ -117,7 +123,19 @@ class Batch(Mapping[str, torch.Tensor]):
     @property
     def size(self) -> int:
         """B, number of samples."""
-        return len(next(iter(self._tensors.values())))
+        return len(next(iter(self._tensors.values()))) if self._arrays is None else self._arrays.size
+
+    @property
+    def memory(self) -> Mapping[str, npt.NDArray[Any]]:
+        """Arrays that view the tensors, but for those that are shared. Made once: a new view costs a fifth."""
+        if self._memory is None:
+            self._memory = {name: one.numpy() for name, one in self._tensors.items() if name not in self._shared}
+        return self._memory
+
+    def views(self) -> dict[str, Any]:
+        """Returns what the batch holds, in its order: new arrays that view its memory, and tensors that are shared."""
+        memory = self.memory
+        return {name: memory[name].view() if name in memory else tensor for name, tensor in self._tensors.items()}
 
     def samples(self) -> list[dict[str, torch.Tensor]]:
         """Returns the samples, each a view of this batch."""
@@ -154,4 +172,5 @@ class Batch(Mapping[str, torch.Tensor]):
             else:
                 self._tensors[name].copy_(tensor)
         if self._shared:
-            self._shared, self._spec = frozenset(), None  # its memory no longer equals what `empty` allocates
+            # Its memory no longer equals what `empty` allocates.
+            self._shared, self._spec, self._memory = frozenset(), None, None
