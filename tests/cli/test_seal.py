@@ -1,5 +1,7 @@
 from pathlib import Path
 
+from trackbed.tokens import IndexedDataset
+
 
 def test_an_old_pair_gets_a_seal_that_finds_later_changes(run, pair):
     seal = Path(pair + ".trackbed.json")
@@ -18,3 +20,21 @@ def test_a_damaged_pair_gets_none(run, pair):
     assert found.exit_code == 1
     assert found.stderr.startswith(f"trackbed: {pair}.bin: ")
     assert not Path(pair + ".trackbed.json").exists()
+
+
+def test_a_mask_that_is_lost_is_told_and_no_longer_named(run, pair, tmp_path):
+    size = Path(pair + ".bin").stat().st_size // IndexedDataset(pair).index.dtype_size
+    (tmp_path / "mask.lsm").write_bytes(bytes(size))
+    assert run("seal", pair, "--mask", str(tmp_path / "mask.lsm")).exit_code == 0
+    Path(pair + ".trackbed.json").unlink()
+    assert "the seal of the pair must name it" in run("verify", pair).stderr
+    assert run("seal", pair).exit_code == 0
+    assert run("verify", pair).exit_code == 0
+    Path(pair + ".mask").unlink()
+    assert "the seal says" in run("verify", pair).stderr
+    found = run("seal", pair)
+    assert (found.exit_code, found.stderr) == (
+        0,
+        f"trackbed: {pair}.mask: the old seal names it, found none: all tokens are trained now\n",
+    )
+    assert run("verify", pair).exit_code == 0

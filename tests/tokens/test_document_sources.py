@@ -9,7 +9,7 @@ import pytest
 from tests.support.files.built_pair import build, names_in
 from tests.support.tiers import slow_but
 from trackbed.errors import ArgumentError, FormatError
-from trackbed.tokens import IndexedDataset, IndexedDatasetBuilder, finish_pair, merge, seal, verify_content
+from trackbed.tokens import IndexedDataset, IndexedDatasetBuilder, finish_pair, merge, seal, verify, verify_content
 from trackbed.tokens.document_sources import UNKNOWN_FILE, DocumentSources, Source, SourceColumns, SourceFile
 
 A, B = SourceFile("a.jsonl", "byte"), SourceFile("s3://x/b.parquet", "row")
@@ -64,8 +64,9 @@ def test_what_the_seal_does_not_name_is_refused(prefix):
     build(prefix, [[1, 2, 3]])
     (prefix.parent / "out.src").write_bytes(b"left by someone")
     assert DocumentSources.open(str(prefix)) is None
-    with pytest.raises(FormatError, match=r"out\.src: the seal of the pair must name it"):
-        verify_content(str(prefix))
+    for check in (verify, verify_content):
+        with pytest.raises(FormatError, match=r"out\.src: the seal of the pair must name it"):
+            check(str(prefix))
 
 
 def test_a_seal_names_what_is_there(prefix):

@@ -128,3 +128,12 @@ def test_verify_misses_a_file_that_the_seal_names(prefix):
     (prefix.parent / "out.mask").unlink()
     with pytest.raises(FormatError, match="the seal says 96 bytes, found no file"):
         verify(str(prefix))
+
+
+def test_verify_finds_a_mask_that_no_seal_names(prefix):
+    write(prefix, MASKS)
+    (prefix.parent / "out.trackbed.json").unlink()
+    with pytest.raises(FormatError, match=r"out\.mask: the seal of the pair must name it, found none"):
+        verify(str(prefix))
+    (prefix.parent / "out.mask").unlink()
+    verify(str(prefix))

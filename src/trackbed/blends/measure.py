@@ -3,11 +3,9 @@
 Shapes: K datasets of a split.
 """
 
-import logging
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from trackbed.blends.blend_file import BlendFile
@@ -19,8 +17,8 @@ from trackbed.blends.toml_tables import Problems
 from trackbed.builder.plan_split import check_sizes
 from trackbed.datasets.config import COMPUTED, Blend
 from trackbed.datasets.gpt.config import GPTDatasetConfig
+from trackbed.datasets.mask_check import tell_of_masks
 from trackbed.errors import ArgumentError, PlanError
-from trackbed.files.stores import is_address
 from trackbed.index.splits import (
     Bounds,
     Split,
@@ -28,14 +26,10 @@ from trackbed.index.splits import (
     parse_and_normalize_split,
 )
 from trackbed.tokens.format import PairHeader
-from trackbed.tokens.paths import get_beside_path
-from trackbed.tokens.trained_tokens import TRAINED
 
 if TYPE_CHECKING:
     from trackbed.datasets.gpt.dataset import GPTDataset
 
-
-logger = logging.getLogger(__name__)
 _PLANNING_TOKENIZER: Final = StatedTokenizer(eod=0, vocab_size=1)
 
 
@@ -167,7 +161,7 @@ def measure_blend(file: BlendFile) -> MeasuredBlend:
     problems.stop()
     _check_limits_of_repeats(file, found.members, problems)
     blend = replace(_with_weights(file, found.members, problems), headers=found.headers)
-    _tell_of_masks(file, found.members)
+    tell_of_masks((pair for member in found.members for pair in member.pairs), file.order, where=file.path)
     problems.stop()
     config = blend.plan_config()
     try:
@@ -193,22 +187,6 @@ def _check_limits_of_repeats(file: BlendFile, members: Sequence[Member], problem
                 'must be omitted with options.blend_when_exhausted = "reweight" for a pair that occurs several times, '
                 f"found {member.name!r}",
             )
-
-
-def _tell_of_masks(file: BlendFile, members: Iterable[Member]) -> None:
-    """Logs the datasets that have a mask which the order of the file does not read."""
-    if file.order == "packed":
-        return
-    pairs = [pair for member in members for pair in member.pairs if not is_address(pair)]
-    masked = [pair for pair in pairs if Path(get_beside_path(pair, TRAINED)).is_file()]
-    if masked:
-        logger.warning(
-            "%s: %s beside %s: order %r does not read masks, so all tokens are trained; order = 'packed' does",
-            file.path,
-            "a mask lies" if len(masked) == 1 else f"masks of {len(masked)} pairs lie",
-            masked[0] if len(masked) == 1 else f"{masked[0]} and others",
-            file.order,
-        )
 
 
 def _bounds(file: BlendFile) -> tuple[Bounds | None, ...]:

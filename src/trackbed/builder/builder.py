@@ -26,6 +26,7 @@ from trackbed.datasets.cached import CachedDataset, check_overrides, is_ours
 from trackbed.datasets.config import BlendedMegatronDatasetConfig, storage_of
 from trackbed.datasets.end_check import check_document_ends
 from trackbed.datasets.low_level import IndexedDataset
+from trackbed.datasets.mask_check import check_masks
 from trackbed.datasets.megatron_dataset import MegatronDataset
 from trackbed.datasets.start import Start, current_start
 from trackbed.errors import CacheError, PlanError, TrackbedError
@@ -236,6 +237,7 @@ class BlendedMegatronDatasetBuilder(Generic[_Dataset]):
         group = self._group or current_group()
         if group is None or group.rank == 0:
             check_document_ends(self.config)
+            check_masks(self.config)
         wants = self.is_built_on_rank if group is not None else lambda: True
         if self.config.fast_cache_load:
             with Start(open_only=_NOT_FAST, headers=self._headers).active():

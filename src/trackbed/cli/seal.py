@@ -7,6 +7,8 @@ import click
 from trackbed.cli.parse import idx_cache_option
 from trackbed.plural import number_of
 
+_LOST = {"mask": ": all tokens are trained now", "src": ": documents have no sources now"}
+
 
 @click.command(short_help="Write checksums of pairs of .bin and .idx files.")
 @click.argument("prefixes", metavar="PREFIX...", nargs=-1, required=True)
@@ -34,19 +36,24 @@ def seal(prefixes: tuple[str, ...], *, mask: Path | None, idx_cache: str | None)
     from trackbed.tokens import seal as run
     from trackbed.tokens.foreign_masks import check_mask, take_mask
     from trackbed.tokens.paths import get_beside_path
+    from trackbed.tokens.seal import missing_beside
     from trackbed.tokens.trained_tokens import TRAINED
 
     pairs = find_pairs(prefixes)
     if mask is not None and (len(pairs) != 1 or is_address(pairs[0])):
         raise click.UsageError("--mask needs one pair on a disk")
     for pair in pairs:
-        verify(pair, idx_cache=idx_cache)
+        verify(pair, idx_cache=idx_cache, beside=False)  # a new seal names what is there now
     if mask is not None:
         trained = take_mask(pairs[0], mask)
         click.echo(f"{get_beside_path(pairs[0], TRAINED)}: {number_of(trained, 'trained token')}")
     for pair in pairs:
         if not is_address(pair):
             check_mask(pair)
+    for pair in pairs:
+        for name in missing_beside(pair):
+            lost = f"{get_beside_path(pair, name)}: the old seal names it, found none{_LOST.get(name, '')}"
+            click.echo(f"trackbed: {lost}", err=True)
     with show_progress("sealing") as progress:
         step = cumulative(progress, size_of(path(pair) for pair in pairs for path in (get_bin_path, get_idx_path)))
         for pair in pairs:

@@ -45,7 +45,7 @@ def check_document_ends(config: BlendedMegatronDatasetConfig) -> None:
         return
     last_tokens: Counter[int] = Counter()
     pairs: list[str] = []
-    for prefix in islice(_local_pairs(config), _PAIRS):
+    for prefix in islice(local_pairs(config), _PAIRS):
         tokens = _last_tokens_or_none(prefix)
         if eod in tokens:
             return
@@ -104,7 +104,7 @@ def _last_tokens_or_none(prefix: str) -> list[int]:
         return []
 
 
-def _local_pairs(config: BlendedMegatronDatasetConfig) -> Iterator[str]:
+def local_pairs(config: BlendedMegatronDatasetConfig) -> Iterator[str]:
     """Yields the prefix of each pair of the blends that is not in an object store, once."""
     blends = [config.blend, *(config.blend_per_split or [])]
     groups = config.groups or {}

@@ -149,6 +149,15 @@ def find_beside(path_prefix: str, name: str, *, idx_cache: str | None = None) ->
     return Path(path), wanted, sealed.documents
 
 
+def missing_beside(path_prefix: str) -> list[str]:
+    """Returns the names of the files beside a pair on a disk that its seal names, and that are not there."""
+    try:
+        sealed = {} if is_address(path_prefix) else read_seal(get_seal_path(path_prefix)).beside or {}
+    except (FileNotFoundError, FormatError):
+        return []
+    return [name for name in sealed if not Path(get_beside_path(path_prefix, name)).is_file()]
+
+
 def sum_beside(path_prefix: str, name: str) -> str:
     """Returns the checksums of a file beside a pair, as its seal has them; empty if that names none.
 

@@ -15,6 +15,7 @@ from trackbed.tokens.content import PairContent
 from trackbed.tokens.format import SequenceIndex
 from trackbed.tokens.paths import BESIDE, get_beside_path, get_idx_path, get_seal_path
 from trackbed.tokens.seal import read_seal
+from trackbed.tokens.trained_tokens import TRAINED
 
 _STEP = 1 << 20  # sequences checked at a time, which bounds the memory of a check
 
@@ -31,38 +32,50 @@ class Verified:
     idx_bytes: int
 
 
-def verify(path_prefix: str, *, idx_cache: str | None = None) -> Verified:
+def verify(path_prefix: str, *, idx_cache: str | None = None, beside: bool = True) -> Verified:
     """Checks header, sizes, lengths, offsets and document borders of a pair.
 
     Args:
         path_prefix: path or address of the pair without `.bin` and `.idx`.
         idx_cache: folder of copies of `.idx` objects, for an address; None for `default_idx_cache()`.
+        beside: False to leave out the files beside the pair, such as its mask.
 
     Raises:
-        FormatError: a check failed, or a file beside the pair that its seal names is missing. The message names the
-            file and the field of the first failure, with both values.
+        FormatError: a check failed, or a file beside the pair that its seal names is missing, or one that it does not
+            name is there. The message names the file and the field of the first failure, with both values.
         FileNotFoundError: one of the files is missing.
         ArgumentError: one of the objects is missing.
         StoreError: an object store refuses, or does not answer in time.
     """
     verified = verify_opened(PairContent.open(path_prefix, idx_cache=idx_cache))
-    if not is_address(path_prefix):
+    if beside and not is_address(path_prefix):
         _check_sizes_beside(path_prefix)
     return verified
 
 
 def _check_sizes_beside(path_prefix: str) -> None:
-    """Checks that the files beside a pair that its seal names are there, and as large as it says."""
+    """Checks that the files beside a pair are those that its seal names, and as large as it says."""
+    names: tuple[str, ...] = BESIDE
     try:
-        sealed = read_seal(get_seal_path(path_prefix))
-    except (FileNotFoundError, FormatError):  # a pair needs no seal; `verify_content` says what is wrong with one
+        sealed = read_seal(get_seal_path(path_prefix)).beside or {}
+    except FileNotFoundError:  # a pair needs no seal, unless it has a mask
+        sealed, names = {}, (TRAINED,)
+    except FormatError:  # `verify_content` says what is wrong with it
         return
-    for name, wanted in (sealed.beside or {}).items():
+    for name in dict.fromkeys((*names, *sealed)):
         path = Path(get_beside_path(path_prefix, name))
         found = path.stat().st_size if path.is_file() else None
-        if found != wanted.size_bytes:
-            what = "no file" if found is None else f"{found} bytes"
-            raise FormatError(f"{path}: the seal says {wanted.size_bytes} bytes, found {what}")
+        wanted = sealed[name].size_bytes if name in sealed else None
+        if found == wanted:
+            continue
+        if wanted is None:
+            raise _not_named(path)
+        what = "no file" if found is None else f"{found} bytes"
+        raise FormatError(f"{path}: the seal says {wanted} bytes, found {what}")
+
+
+def _not_named(path: Path) -> FormatError:
+    return FormatError(f"{path}: the seal of the pair must name it, found none: remove it, or seal the pair again")
 
 
 def verify_opened(content: PairContent) -> Verified:
@@ -122,9 +135,7 @@ def _check_beside(path_prefix: str, sealed: Mapping[str, FileSum], progress: Cal
             size = path.stat().st_size
             _check_bytes(str(path), sealed[name], partial(checksum_file, path, progress=progress), size)
         elif path.exists():
-            raise FormatError(
-                f"{path}: the seal of the pair must name it, found none: remove it, or seal the pair again"
-            )
+            raise _not_named(path)
 
 
 def _check_sequences(index: SequenceIndex, path: str) -> int:
