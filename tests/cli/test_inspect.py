@@ -27,6 +27,16 @@ def test_programs_get_json(run, pair):
     assert found["first_documents"][1] == {"tokens": 2, "text": "de", "whole": True}
 
 
+def test_text_that_the_mask_leaves_out_is_marked(run, pair, tmp_path):
+    (tmp_path / "mask.lsm").write_bytes(bytes([0, 1, 1, 0, 1]))
+    run("seal", pair, "--mask", str(tmp_path / "mask.lsm"))
+    shown = run("inspect", pair, "--tokenizer", "bytes", "--max-tokens", 2).stdout.splitlines()
+    assert shown[-4:] == ["document 0, tokens 3:", "  {-a-}b ...", "document 1, tokens 2:", "  {-d-}e"]
+    (first, _) = json.loads(run("inspect", pair, "--json", "--tokenizer", "bytes").stdout)["first_documents"]
+    assert first["text"] == "abc"
+    assert first["runs"] == [{"text": "a", "counts": False}, {"text": "bc", "counts": True}]
+
+
 def test_json_without_a_tokenizer_has_no_texts(run, pair):
     assert "first_documents" not in json.loads(run("inspect", pair, "--json").stdout)
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from trackbed.cli.output import is_utf8, json_text, printable
+from trackbed.cli.output import is_utf8, json_text, mark_run, printable
 from trackbed.cli.parse import idx_cache_option
 from trackbed.errors import ArgumentError
 from trackbed.plural import number_of
@@ -69,6 +69,8 @@ def inspect(
 
     PREFIX is the path or address of the pair without .bin and .idx, or a folder with one pair (with --counts-json: any
     number), or a list of shards (.toml), as preprocess writes it.
+
+    With --tokenizer, text that the mask of the pair leaves out of the loss stands in {- and -}.
     """
     from trackbed.preprocess import find_pairs, first_documents, inspect_pair, open_tokenizer
     from trackbed.preprocess.pairs import is_list_name
@@ -166,7 +168,8 @@ def _to_json(found: "Inspection", first: "list[FirstDocument] | None") -> str:
 
     fields: dict[str, Any] = asdict(found)
     if first is not None:
-        fields["first_documents"] = [asdict(one) for one in first]
+        documents = [asdict(one) for one in first]
+        fields["first_documents"] = [{key: one[key] for key in one if one[key] is not None} for one in documents]
     return json_text(fields)
 
 
@@ -203,7 +206,9 @@ def _draw(inspection: "Inspection", first: "list[FirstDocument]") -> None:
         console.print(table)
     for number, document in enumerate(first):
         click.echo(f"document {number}, tokens {document.tokens:,}:")
-        click.echo(f"  {printable(document.text)}{'' if document.whole else ' ...'}")
+        runs = [(document.text, True)] if document.runs is None else [(one.text, one.counts) for one in document.runs]
+        text = "".join(mark_run(printable(text), counts=counts) for text, counts in runs)
+        click.echo(f"  {text}{'' if document.whole else ' ...'}")
 
 
 def _trained(inspection: "Inspection") -> str:

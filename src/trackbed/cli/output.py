@@ -56,6 +56,11 @@ def printable(text: str, *, keep: str = "") -> str:
     return shown.encode(sys.stdout.encoding, errors="backslashreplace").decode(sys.stdout.encoding)
 
 
+def mark_run(shown: str, *, counts: bool) -> str:
+    """Puts text that does not count in the loss between `{-` and `-}`."""
+    return shown if counts else f"{{-{shown}-}}"
+
+
 def _escape(error: UnicodeError) -> tuple[str | bytes, int]:
     """Error handler of a codec: the bytes of a name that is no UTF-8 stay, and characters become escapes."""
     if not isinstance(error, UnicodeEncodeError):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trackbed.cli.output import json_text, printable
+from trackbed.cli.output import json_text, mark_run, printable
 from trackbed.cli.parse import idx_cache_option
 from trackbed.errors import ArgumentError, FormatError
 from trackbed.plural import number_of
@@ -173,4 +173,4 @@ def _draw(
 def _marked(text: str, *, does_count: bool) -> tuple[str, str]:
     """Escapes control characters. Returns the text to show, and its style."""
     shown = printable(text, keep="\n")
-    return (shown, "") if does_count else (f"{{-{shown}-}}", "dim")
+    return mark_run(shown, counts=does_count), "" if does_count else "dim"

@@ -5,6 +5,8 @@ Shapes: N sequences, D documents, B bins of the histogram.
 
 from collections import Counter
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -65,6 +67,15 @@ class Inspection:
 
 
 @dataclass(frozen=True, slots=True)
+class TextRun:
+    """Text of consecutive tokens that are trained, or are not."""
+
+    text: str
+    counts: bool
+    """True if they are trained."""
+
+
+@dataclass(frozen=True, slots=True)
 class FirstDocument:
     """Beginning of a document."""
 
@@ -74,6 +85,8 @@ class FirstDocument:
     """Text of its first tokens."""
     whole: bool
     """True if `text` covers all tokens."""
+    runs: tuple[TextRun, ...] | None = None
+    """The text in runs; None for a pair without a mask."""
 
 
 def inspect_pair(path_prefix: str, *, idx_cache: str | None = None) -> Inspection:
@@ -131,10 +144,12 @@ def first_documents(
     storage = ObjectStorageConfig(idx_cache or default_idx_cache()) if is_stored else None
     dataset = IndexedDataset(path_prefix, mmap=not is_stored, object_storage_config=storage)
     modes = _modes_of(dataset.index)
+    trained = TrainedTokens.open(path_prefix, idx_cache=idx_cache)
     borders = dataset.document_indices[: num_documents + 1].tolist()
     return [
-        _first_tokens(dataset, decoder, document, _texts(modes, borders[document], borders[document + 1]), max_tokens)
+        _first_tokens(dataset, decoder, document, sequences, max_tokens, trained)
         for document in range(len(borders) - 1)
+        for sequences in [_texts(modes, borders[document], borders[document + 1])]
     ]
 
 
@@ -190,7 +205,12 @@ def _texts(modes: npt.NDArray[np.int8] | None, start: int, stop: int) -> npt.NDA
 
 
 def _first_tokens(
-    dataset: IndexedDataset, decoder: Decoder, document: int, sequences: npt.NDArray[np.int64], max_tokens: int
+    dataset: IndexedDataset,
+    decoder: Decoder,
+    document: int,
+    sequences: npt.NDArray[np.int64],
+    max_tokens: int,
+    trained: TrainedTokens | None,
 ) -> FirstDocument:
     lengths = dataset.sequence_lengths[sequences]
     tokens = int(lengths.sum(dtype=np.int64))
@@ -210,11 +230,20 @@ def _first_tokens(
             f"{dataset.path_prefix}: tokens must be integers in [0, {decoder.vocab_size}) to be this tokenizer's, "
             f"found {wrong[0]} in document {document}"
         )
+    where = f"{dataset.path_prefix}: the tokenizer must decode document {document}"
+    runs = None
+    if trained is not None:
+        numbered = zip(trained.of(document, tokens)[:read].tolist(), ids.tolist(), strict=True)
+        runs = tuple(
+            TextRun(_decoded(decoder, [token for _, token in run], where=where), is_trained)
+            for is_trained, run in groupby(numbered, key=itemgetter(0))
+        )
+    return FirstDocument(tokens, _decoded(decoder, ids, where=where), whole=read == tokens, runs=runs)
+
+
+def _decoded(decoder: Decoder, ids: npt.ArrayLike, *, where: str) -> str:
     try:
         with panics_as_errors():
-            text = decoder.detokenize(ids.astype(np.int64))
+            return decoder.detokenize(np.asarray(ids).astype(np.int64))
     except RuntimeError as error:
-        raise FormatError(
-            f"{dataset.path_prefix}: the tokenizer must decode document {document}, found an error: {error}"
-        ) from error
-    return FirstDocument(tokens, text, whole=read == tokens)
+        raise FormatError(f"{where}, found an error: {error}") from error
