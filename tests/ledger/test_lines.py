@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.processes.forked import run_in_fork
 from trackbed.errors import FormatError
-from trackbed.ledger.lines import LineFile, read_lines
+from trackbed.ledger.lines import LineFile, check_lines, read_lines
 
 
 def lines_in(path):
@@ -27,11 +27,24 @@ def test_a_torn_last_line_is_not_read_and_cut_off_by_the_next_job(tmp_path, torn
     assert read_lines(path) == [(0, {"step": 1}), (12, {"step": 2, "loss": None})]
 
 
-def test_a_file_of_a_torn_line_alone_becomes_empty(tmp_path):
+@pytest.mark.parametrize("torn", [b"{", b'{"step": 2', b"\0" * 4096])
+def test_a_file_of_a_torn_line_alone_becomes_empty(tmp_path, torn):
     path = tmp_path / "lines"
-    path.write_bytes(b"x" * 100)
+    path.write_bytes(torn)
+    check_lines(path, "step")
     LineFile(path).close()
     assert path.read_bytes() == b""
+
+
+@pytest.mark.parametrize(
+    "content", [b"notes of someone", b"a\nb\n", b'{"event": "open"}\n', b"[1]\n", b'{"step": 1}\n\n', b"\n{"]
+)
+def test_a_file_of_other_lines_is_refused_and_left_as_it_is(tmp_path, content):
+    path = tmp_path / "lines"
+    path.write_bytes(content)
+    with pytest.raises(FormatError, match="lines: must have lines of JSON objects with the key 'step', found others"):
+        check_lines(path, "step")
+    assert path.read_bytes() == content
 
 
 def test_a_line_that_does_not_fit_leaves_no_part_of_itself(tmp_path):

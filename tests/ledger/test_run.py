@@ -21,7 +21,7 @@ from tests.ledger.run_rank import GLOBAL_BATCH, losses_of, train
 from tests.support.processes.launching import run_script
 from tests.support.tiers import slow_but
 from trackbed.cli.main import trackbed as trackbed_command
-from trackbed.errors import ArgumentError, BlendFileError, RunError
+from trackbed.errors import ArgumentError, BlendFileError, FormatError, RunError
 from trackbed.ledger import read_run
 from trackbed.loading import provenance
 
@@ -63,6 +63,16 @@ def test_each_step_has_a_line(folder, tmp_path, open_run):
     assert [event["event"] for event in record.events] == ["open", "begin", "evaluation", "close"]
     assert (record.events[2]["step"], state["step"]) == (5, 5)
     assert (tmp_path / "run" / record.events[0]["blend"]).read_bytes() == (folder / "blend.toml").read_bytes()
+
+
+@pytest.mark.parametrize("name", ["steps.jsonl", "events.jsonl"])
+def test_a_folder_with_files_of_others_is_refused_and_stays_as_it_is(tmp_path, open_run, name):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / name).write_text("notes of someone")
+    with pytest.raises(FormatError, match=f"{name}: must have lines of JSON objects"):
+        open_run()
+    assert (tmp_path / "run" / name).read_text() == "notes of someone"
+    assert {path.name for path in (tmp_path / "run").iterdir()} <= {name, ".run.lock"}
 
 
 def test_steps_behind_the_position_that_a_run_goes_on_from_are_superseded(folder, tmp_path, open_run):

@@ -86,9 +86,41 @@ def read_lines(path: Path) -> list[tuple[int, dict[str, Any]]]:
     return found
 
 
-def _end_of_lines(descriptor: int) -> int:
-    """Byte behind the last newline."""
-    end = os.fstat(descriptor).st_size
+def check_lines(path: Path, key: str) -> None:
+    """Checks that the last whole line of a file is an object with a key, if there is a file. Changes nothing.
+
+    Raises:
+        FormatError: it is no regular file, or one of something else.
+    """
+    if not path.exists():
+        return
+    descriptor, _ = open_regular(path)
+    try:
+        if not _has_key(descriptor, key):
+            raise FormatError(
+                f"{path}: must have lines of JSON objects with the key {key!r}, found others; choose another folder, "
+                "or put the file elsewhere"
+            )
+    finally:
+        os.close(descriptor)
+
+
+def _has_key(descriptor: int, key: str) -> bool:
+    """Returns True if the last whole line has a key, or there is none and what is there may be cut off."""
+    end = _end_of_lines(descriptor)
+    if end == 0:  # a line that was not finished, or zeros in its place after a loss of power
+        return os.pread(descriptor, 1, 0) in (b"", b"{", b"\0")
+    start = _end_of_lines(descriptor, end - 1)
+    try:
+        fields = orjson.loads(os.pread(descriptor, end - start, start))
+    except orjson.JSONDecodeError:
+        return False
+    return isinstance(fields, dict) and key in fields
+
+
+def _end_of_lines(descriptor: int, end: int | None = None) -> int:
+    """Byte behind the last newline before byte `end`, or in the whole file."""
+    end = os.fstat(descriptor).st_size if end is None else end
     while end > 0:
         start = max(0, end - _BLOCK_BYTES)
         found = os.pread(descriptor, end - start, start).rfind(b"\n")

@@ -14,7 +14,7 @@ import torch
 from trackbed.comm import Group
 from trackbed.daemon_threads import DaemonThreads
 from trackbed.errors import ArgumentError
-from trackbed.ledger.lines import LineFile
+from trackbed.ledger.lines import LineFile, check_lines
 from trackbed.ledger.record import BEGIN, EVENTS, STEPS
 from trackbed.ledger.share import line_of, share_of
 from trackbed.ledger.steering import LAG, Steering, combined
@@ -49,6 +49,8 @@ class RunFiles:
     """Files of a run, to which rank 0 appends."""
 
     def __init__(self, folder: Path, observers: Sequence[Observer]) -> None:
+        check_lines(folder / EVENTS, "event")
+        check_lines(folder / STEPS, "step")
         self.events = LineFile(folder / EVENTS)
         try:
             self.steps = LineFile(folder / STEPS)

@@ -450,6 +450,7 @@ def open_run(
 
     Raises:
         RunError: another job keeps its record in the folder.
+        FormatError: the folder has a file of another program in the place of one of the record.
         BlendFileError: settings are invalid, or data are missing or damaged; lists all problems.
         OSError: the folder cannot be written, or the blend file not read.
         CollectiveError: among several ranks, one of them failed.
