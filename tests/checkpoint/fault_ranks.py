@@ -147,7 +147,9 @@ def value_of(path, num_elements):
     except (CheckpointError, FileNotFoundError) as error:
         if not problems:
             return f"verify finds nothing, but: {error}"
-        return None if "must be a distributed checkpoint" in str(error) else f"damaged: {error}"
+        # Among files of others the new ones are moved one by one, and the one that makes them a checkpoint comes last.
+        is_none = "must be a distributed checkpoint" in str(error) or str(error).startswith("metadata.json: must be in")
+        return None if is_none else f"damaged: {error}"
     numbers = {float(value) for key in ("rows", "copies") for value in found[key].unique()}
     numbers |= {found[str(rank)]["value"] for rank in range(SIZE) if str(rank) in state} | {found["step"]}
     if problems or len(numbers) != 1:

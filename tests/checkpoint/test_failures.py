@@ -1,5 +1,6 @@
 """One of three ranks fails in each phase of a save or load: every rank raises, and nothing changes."""
 
+import contextlib
 import threading
 import time
 from importlib import import_module
@@ -7,10 +8,19 @@ from importlib import import_module
 import pytest
 import torch
 
-from trackbed.checkpoint import ShardedObject, ShardedTensor, ShardedTensorFactory, load, save
+from trackbed.checkpoint import (
+    ShardedObject,
+    ShardedTensor,
+    ShardedTensorFactory,
+    latest_checkpoint,
+    load,
+    open_checkpoint,
+    save,
+)
 from trackbed.checkpoint.io.boxes import BoxReader
 from trackbed.comm import run_ranks
 from trackbed.errors import CheckpointError
+from trackbed.files.publish import publish
 
 FAILING = 2
 save_module, load_module, begin_module, local_module, targets_module = (
@@ -153,3 +163,33 @@ def test_one_process_raises_the_same_errors(tmp_path):
     for call in (save, load):
         with pytest.raises(CheckpointError, match=f"{call.__name__}: rank 0: .*f: build_fn failed, KeyError: 'lost'"):
             call({"f": factory}, tmp_path / "checkpoint")
+
+
+@pytest.mark.parametrize("moved", range(5))
+def test_among_files_of_others_a_checkpoint_that_was_moved_in_part_is_none(moved, tmp_path, monkeypatch):
+    """A process that ends in between leaves the files that were moved: the last one makes them a checkpoint."""
+    folder = tmp_path / "step-0000002"
+    save({"a": ShardedTensor.from_rank_offsets("a", torch.ones(3))}, tmp_path / "step-0000001")
+    folder.mkdir()
+    (folder / "notes.txt").write_text("mine")
+    calls = []
+
+    def publish_some(partial, final):
+        calls.append(final.name)
+        if len(calls) > moved:
+            raise OSError("it broke")
+        publish(partial, final)
+
+    monkeypatch.setattr(import_module("trackbed.checkpoint.commit"), "publish", publish_some)
+    with contextlib.suppress(CheckpointError):
+        save({"a": ShardedTensor.from_rank_offsets("a", torch.zeros(3))}, folder)
+    monkeypatch.undo()
+    is_whole = calls[moved:] == []
+    assert latest_checkpoint(tmp_path) == (folder if is_whole else tmp_path / "step-0000001")
+    if not is_whole:
+        with pytest.raises(CheckpointError):
+            open_checkpoint(folder)
+    save({"a": ShardedTensor.from_rank_offsets("a", torch.full((3,), 2.0))}, folder)
+    assert open_checkpoint(folder)["a"][:].tolist() == [2.0] * 3
+    assert (folder / "notes.txt").read_text() == "mine"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-0000001", "step-0000002"]
