@@ -14,23 +14,23 @@ from trackbed.tokens.trained_tokens import TRAINED
 
 logger = logging.getLogger(__name__)
 
-_PAIRS: Final = 1024
+_FOLDERS: Final = 64
 _TOLD: Final[set[str]] = set()
 """Pairs that this process has warned about: a blend file is looked at before its datasets are built."""
 
 
 def check_masks(config: BlendedMegatronDatasetConfig) -> None:
-    """Logs a warning if a mask lies beside a pair, and the order of a GPT dataset does not read it.
-
-    Looks at no more than 1,024 pairs, as a file system may take a millisecond for each.
-    """
+    """Logs a warning if a mask lies beside a pair, and the order of a GPT dataset does not read it."""
     order = getattr(config, "order", None)
     if order is not None:
-        tell_of_masks(islice(local_pairs(config), _PAIRS), order)
+        tell_of_masks(local_pairs(config), order)
 
 
 def tell_of_masks(pairs: Iterable[str], order: str, *, where: object = None) -> None:
     """Logs a warning, once for some pairs, if an order does not read the masks of some.
+
+    Lists the folders of the pairs, of which there are few, and at most 64: a look at each of thousands of pairs takes
+    some file systems seconds.
 
     Args:
         pairs: paths of pairs; addresses are left out.
@@ -39,8 +39,12 @@ def tell_of_masks(pairs: Iterable[str], order: str, *, where: object = None) -> 
     """
     if order == "packed":
         return
-    local = [pair for pair in pairs if not is_address(pair)]
-    masked = [pair for pair in local if Path(get_beside_path(pair, TRAINED)).is_file()]
+    folders: dict[str, list[str]] = {}
+    for pair in pairs:
+        if not is_address(pair):
+            folder, slash, _ = pair.rpartition("/")
+            folders.setdefault(folder + slash, []).append(pair)
+    masked = [pair for folder, some in islice(folders.items(), _FOLDERS) for pair in _masked(folder, some)]
     if _TOLD.issuperset(masked):
         return
     _TOLD.update(masked)
@@ -51,3 +55,12 @@ def tell_of_masks(pairs: Iterable[str], order: str, *, where: object = None) -> 
         masked[0] if len(masked) == 1 else f"{masked[0]} and others",
         order,
     )
+
+
+def _masked(folder: str, pairs: Iterable[str]) -> list[str]:
+    """Returns the pairs of a folder that have a mask."""
+    try:
+        masks = {folder + path.name for path in Path(folder).iterdir() if path.suffix == f".{TRAINED}"}
+    except OSError:  # opening the pairs says why
+        return []
+    return [pair for pair in pairs if get_beside_path(pair, TRAINED) in masks]
