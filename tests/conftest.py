@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, is_hypothesis_test, settings
 from packaging.specifiers import SpecifierSet
 
 import trackbed.files.late_files
+from tests.support.collected import COLLECTED
 from tests.support.files.indexed_pair import Pair
 from tests.support.stores.ceph import ceph_bucket, ceph_endpoint  # noqa: F401 - fixtures for all folders
 from tests.support.stores.servers import (  # noqa: F401 - fixtures for all folders
@@ -87,8 +88,9 @@ def pytest_report_header():
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
     """Marks tests that start processes, and property tests in the full tier, where their examples are many, as slow."""
+    config.stash[COLLECTED] = {item.nodeid for item in items}
     for item in items:
         function = getattr(item, "function", None)
         if TIER == "full" and is_hypothesis_test(function):

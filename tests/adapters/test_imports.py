@@ -3,9 +3,12 @@
 import subprocess
 import sys
 
+import pytest
+
 TRAINERS = ("grain", "torchtitan", "accelerate", "pytorch_lightning", "lightning")
 
 
+@pytest.mark.slow
 def test_nothing_but_the_adapters_imports_a_trainer():
     program = f"""
 import importlib, pkgutil, sys

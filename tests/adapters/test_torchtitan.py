@@ -28,6 +28,7 @@ with warnings.catch_warnings():
 RANK = Path(__file__).parent / "torchtitan_rank.py"
 
 
+@pytest.mark.slow
 @pytest.mark.dist
 @both_tiers
 def test_a_run_goes_on_with_the_same_samples_on_other_ranks(is_compared, folder, tmp_path):

@@ -40,6 +40,7 @@ def run_all(folder, count, step):
         assert found["memory"] <= MEMORY_BESIDES + count * MEMORY_PER_DATASET, found
 
 
+@pytest.mark.slow
 def test_hundreds_of_datasets_are_read_under_a_limit_on_open_files(tmp_path):
     run_all(tmp_path, 500, 1)
 

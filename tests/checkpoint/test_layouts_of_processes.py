@@ -23,7 +23,7 @@ def layouts(draw, wrappers):
     return world, before, after, draw(st.sampled_from(["none", "flat", "auto"])), wrapped
 
 
-@pytest.mark.parametrize("count", [6, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [4, pytest.param(1000, marks=pytest.mark.slow)])
 def test_processes_load_what_other_numbers_of_processes_have_saved(count, place, tmp_path):
     cases = []
     # Megatron's wrappers take folders alone.

@@ -72,6 +72,7 @@ def test_what_the_program_allows_stays_allowed():
         assert argparse.Namespace in torch.serialization.get_safe_globals()
 
 
+@pytest.mark.slow
 def test_the_command_line_looks_into_a_checkpoint_with_classes_that_it_does_not_know(tmp_path):
     classes = {"kind": Kind.FIRST, "settings": Settings(3), "args": argparse.Namespace(kind=Kind.FIRST)}
     one = written(tmp_path / "one", {**DATA, **classes})

@@ -64,7 +64,7 @@ def test_what_one_rank_raises_is_raised_by_all(count, on_gpus, tmp_path):
         check(case, result)
 
 
-@pytest.mark.parametrize("count", [4, pytest.param(None, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [2, pytest.param(None, marks=pytest.mark.slow)])
 def test_a_rank_that_dies_or_stops_is_named_by_the_others(count, tmp_path):
     cases = all_cases(["kill", "stop"])
     cases = cases if count is None else random.Random(2).sample(cases, count)

@@ -43,6 +43,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.dist
 def test_each_rank_goes_on_where_it_was_or_begins_a_stream_of_its_own(tmp_path):
     (tmp_path / "program.py").write_text(SCRIPT)

@@ -296,6 +296,7 @@ os._exit(0)  # torch's wrappers abort at the end of the interpreter in some runs
 """
 
 
+@pytest.mark.slow
 @pytest.mark.dist
 def test_a_model_is_loaded_onto_ranks_by_ranges_of_its_files(tmp_path):
     torch.manual_seed(1)

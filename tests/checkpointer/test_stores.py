@@ -44,7 +44,7 @@ def names_in(bucket, folder):
     [
         pytest.param(1, {}, id="one", marks=pytest.mark.slow),
         pytest.param(3, {}, id="three"),
-        pytest.param(2, {"writer": "process"}, id="process"),
+        pytest.param(2, {"writer": "process"}, id="process", marks=pytest.mark.slow),
         pytest.param(1, {"max_bytes": 1}, id="little memory"),
         pytest.param(1, {"snapshot": "deferred"}, id="deferred", marks=pytest.mark.slow),
     ],

@@ -171,6 +171,7 @@ def test_the_names_for_megatron_core_are_those_of_a_job_in_the_working_directory
     assert stamps(blend / "cache") == built
 
 
+@pytest.mark.slow
 @needs_megatron_core
 def test_indices_of_a_corpus_made_again_are_not_left_under_megatron_cores_names(run, blend):
     options = ["build", "blend.toml", "--for", "megatron-core", "--tokenizer-identity", IDENTITY]
@@ -189,6 +190,7 @@ def test_indices_of_a_corpus_made_again_are_not_left_under_megatron_cores_names(
     assert "builds nothing" in found.stdout
 
 
+@pytest.mark.slow
 @needs_megatron_core
 def test_an_index_that_megatron_core_builds_itself_is_an_error(run, blend, monkeypatch):
     from trackbed.cli import build, check_against
@@ -338,6 +340,7 @@ def test_processes_share_a_secret_that_only_their_user_can_read(blend):
     assert secret.stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.slow
 @pytest.mark.dist
 def test_several_processes_need_no_secret_where_nothing_is_built(blend):
     (blend / "blend.toml").write_text(BLEND.replace('cache = "cache"\n', 'order = "instant"\n'))

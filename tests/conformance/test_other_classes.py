@@ -94,6 +94,7 @@ def on_two_ranks(folder):
     return {kind: [list(islice(one, len(of_kind))) for one in answers] for kind, of_kind in kinds.items()}
 
 
+@pytest.mark.slow
 def test_other_peoples_classes_give_the_datasets_of_megatron_core(on_two_ranks, theirs):
     assert on_two_ranks["same"] == [theirs] * 2
 

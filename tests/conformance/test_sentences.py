@@ -36,7 +36,8 @@ builder.finalize(prefix + ".idx")
 """
 
 
-@pytest.mark.parametrize("append_eod", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("append_eod", [True, False])
 def test_with_a_punkt_model_the_pair_has_the_bytes_of_megatrons(tmp_path, append_eod):
     model = punkt_model.write(punkt_model.train(), tmp_path / "data" / "tokenizers" / "punkt_tab" / "english")
     texts = [punkt_model.made_up_text(seed, 1 + seed % 40) for seed in range(60)]

@@ -163,6 +163,7 @@ def test_documents_are_kept_apart_as_the_page_says(first_hour, monkeypatch):
         assert batch["position_ids"][row, own].tolist() == list(range(stop - start))
 
 
+@pytest.mark.slow
 @pytest.mark.dist
 def test_all_ranks_find_the_loss_of_validation_that_one_would(first_hour):
     evaluate, _ = snippets("python no-run", (ROOT / "docs" / "how-to" / "train-on-several-ranks.md").read_text())
@@ -184,6 +185,7 @@ def test_the_blend_file_of_the_page_on_object_stores_is_one(tmp_path):
     assert blend.storage.path_to_idx_cache == "/scratch/idx"
 
 
+@pytest.mark.slow
 def test_the_tutorials_programs_have_types(first_hour):
     subprocess.run(
         [sys.executable, "-m", "mypy", "--strict", "program.py", "train.py"], cwd=first_hour, check=True, timeout=300
@@ -217,6 +219,7 @@ def test_the_recipes_for_other_trainers_run(first_hour, number):
     assert found.stdout.strip().endswith(("24", "8", "}]", "True"))
 
 
+@pytest.mark.slow
 def test_the_recorded_run_goes_on(first_hour):
     (program,) = snippets("python", (ROOT / "docs" / "how-to" / "record-a-run.md").read_text())
     for steps in (20, 40):
@@ -229,6 +232,7 @@ def test_the_recorded_run_goes_on(first_hour):
     assert record.superseded == []
 
 
+@pytest.mark.slow
 @pytest.mark.dist
 def test_the_program_for_fsdp2_is_killed_and_goes_on_on_another_number_of_ranks(first_hour):
     program = (ROOT / "examples" / "fsdp2.py").read_text()
@@ -292,6 +296,7 @@ def test_the_programs_before_and_after_the_move_from_pytorch_run(first_hour, tmp
     assert json.loads(found.stdout) == pytest.approx(sums[0])
 
 
+@pytest.mark.slow
 @pytest.mark.dist
 def test_states_move_from_pytorch_as_the_page_says(tmp_path):
     """The states of three old optimizers are loaded, the training goes on, and torch reads what it saves."""
@@ -378,6 +383,7 @@ def test_the_readme_says_what_was_measured_and_where():
     assert set(re.findall(r"`make ([a-z-]+)`", figures)) == {"bench", "bench-full", "bench-grads", "bench-ckpt"}
 
 
+@pytest.mark.slow
 def test_the_page_on_training_runs_alone_and_its_loop_on_two_ranks(tmp_path):
     programs = snippets("python", (ROOT / "docs" / "how-to" / "train-on-several-ranks.md").read_text())
     whole = tmp_path / "whole.py"
@@ -390,6 +396,7 @@ def test_the_page_on_training_runs_alone_and_its_loop_on_two_ranks(tmp_path):
     subprocess.run([*launcher, loop], cwd=tmp_path, check=True, timeout=120, env={**os.environ, "OMP_NUM_THREADS": "1"})
 
 
+@pytest.mark.slow
 def test_the_page_on_checkpoints_runs_alone_and_its_program_on_two_ranks(tmp_path):
     page = (ROOT / "docs" / "how-to" / "save-and-load-checkpoints.md").read_text()
     programs = snippets("python", page)

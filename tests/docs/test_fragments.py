@@ -123,6 +123,7 @@ def test_the_parts_of_other_pages_run(first_hour):
     )
 
 
+@pytest.mark.slow
 def test_the_pages_on_resuming_and_on_the_loaders_speed_run(first_hour):
     (program,) = snippets("python", how_to("resume-and-move"))
     (speed,) = snippets("python", how_to("find-the-bottleneck"))
@@ -188,6 +189,7 @@ def test_the_commands_of_the_page_on_token_files_run(corpus):
     assert (corpus / "out" / "web_question_document.idx").exists()
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_page_on_the_record_run(corpus, monkeypatch):
     (program,) = snippets("python", how_to("record-a-run"))
     subprocess.run([sys.executable, "-W", "ignore", "-c", program], cwd=corpus, check=True)

@@ -44,6 +44,7 @@ def check(size, kinds, counts):
         assert [found for _, found in ranks] == losses, name
 
 
+@pytest.mark.slow
 def test_three_processes_give_the_bits_of_one():
     check(3, ["bf16"], [2])
 

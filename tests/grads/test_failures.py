@@ -75,7 +75,7 @@ def test_all_of_sixty_failures_are_raised_on_all_ranks():
     ("kind", "who", "collectives"),
     [
         pytest.param("kill", 2, "shared_memory", marks=pytest.mark.slow),
-        ("hang", 1, "torch"),
+        pytest.param("hang", 1, "torch", marks=pytest.mark.slow),
         ("kill, which NCCL reports", 1, "torch"),
         pytest.param("kill", 1, "torch", marks=pytest.mark.slow),
         pytest.param("hang", 2, "shared_memory", marks=pytest.mark.slow),

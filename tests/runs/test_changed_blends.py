@@ -29,6 +29,7 @@ def await_event(job, kind, count):
         assert job.await_step(last_step(job.config) + 1), job.words[-3000:]
 
 
+@pytest.mark.slow
 @pytest.mark.dist
 def test_a_blend_that_is_changed_under_a_job_has_its_stages_from_the_start(tmp_path):
     write_data(tmp_path)

@@ -3,12 +3,9 @@
 import pytest
 
 from tests.runs.soak import EVERY, STEPS, Job, soak, write_config, write_data
-from tests.support.tiers import slow_but
 from trackbed import Checkpointer
 from trackbed.comm import SOLO
 from trackbed.ledger import read_run
-
-CASES = [("ddp", 3), ("ddp", 10), ("fsdp2", 10)]
 
 
 @pytest.fixture(scope="module")
@@ -21,8 +18,9 @@ def whole(tmp_path_factory):
     return folder, read_run(folder / "whole")
 
 
+@pytest.mark.slow
 @pytest.mark.dist
-@pytest.mark.parametrize(("parallel", "num_ends"), slow_but([CASES[0]], CASES))
+@pytest.mark.parametrize(("parallel", "num_ends"), [("ddp", 10), ("fsdp2", 10)])
 def test_each_sample_is_in_one_step_that_counts(whole, parallel, num_ends):
     folder, record = whole
     met = soak(folder, parallel, num_ends, seed=num_ends)
