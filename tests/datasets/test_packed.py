@@ -377,7 +377,7 @@ class Copied(GPTDataset):
 
     def __getitem__(self, idx):
         found = super().__getitem__(idx)
-        return {**found, "labels": found["labels"].clone()}
+        return {**found, "labels": found["labels"].clone(), "quality": torch.ones(2, dtype=torch.bfloat16)}
 
 
 def test_samples_of_a_subclass_are_stacked_with_as_many_borders(tmp_path, prefixes):

@@ -270,6 +270,25 @@ def test_samples_that_hold_something_else_are_loaded_too(tmp_path):
     assert found == [[0, 3], [5, 1], [2, 2]] * 3
 
 
+class _Named(GPTDataset):
+    """A dataset whose samples have values that NumPy does not have."""
+
+    def __getitem__(self, idx):
+        return {
+            **super().__getitem__(idx),
+            "name": f"number {idx}",
+            "half": torch.full((2,), idx, dtype=torch.bfloat16),
+        }
+
+
+def test_samples_that_hold_what_numpy_does_not_have_are_loaded_too(tmp_path):
+    prefix = write_pair(tmp_path / "pair", [50] * 30)
+    dataset = build(gpt_config(None, blend=([prefix], None), split="1"), cls=_Named)[0]
+    held = list(BatchStream(dataset, [[0, 3], [5, 1]] * 3))
+    assert [batch["name"] for batch in held] == [["number 0", "number 3"], ["number 5", "number 1"]] * 3
+    assert [batch["half"].tolist() for batch in held] == [[[0.0] * 2, [3.0] * 2], [[5.0] * 2, [1.0] * 2]] * 3
+
+
 class _Broken(GPTDataset):
     """A dataset that fails for one of its samples."""
 

@@ -11,6 +11,8 @@ from trackbed.files.regular import open_regular
 
 _OPTIONS: Final = orjson.OPT_APPEND_NEWLINE | orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
 _BLOCK_BYTES: Final = 1 << 16
+_MOST_BYTES: Final = 64 << 20
+"""Longest line that is looked at."""
 
 
 class LineFile:
@@ -111,6 +113,8 @@ def _has_key(descriptor: int, key: str) -> bool:
     if end == 0:  # a line that was not finished, or zeros in its place after a loss of power
         return os.pread(descriptor, 1, 0) in (b"", b"{", b"\0")
     start = _end_of_lines(descriptor, end - 1)
+    if end - start > _MOST_BYTES:
+        return False
     try:
         fields = orjson.loads(os.pread(descriptor, end - start, start))
     except orjson.JSONDecodeError:

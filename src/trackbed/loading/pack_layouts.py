@@ -132,10 +132,9 @@ def _borders(rows: Arrays, *, pads_borders: bool) -> JoinedBorders:
 
 def _laid_out(batch: Batch, *, own: _Own, pads_borders: bool) -> dict[str, Any]:
     """Returns the places of all packs end to end, as arrays that view those of the rows, and tensors of its own."""
-    rows = batch.memory
-    borders = _borders(rows, pads_borders=pads_borders)
-    views = {"dataset_id": rows["dataset_id"].view()} if "dataset_id" in rows else {}
-    views |= {name: rows[name].reshape(1, -1) for name in _PLACES}
+    borders = _borders({name: batch.array(name) for name in _PER_PACK}, pads_borders=pads_borders)
+    views = {"dataset_id": batch.array("dataset_id").view()} if "dataset_id" in batch else {}
+    views |= {name: batch.array(name).reshape(1, -1) for name in _PLACES}
     return {**views, **own(borders, batch.size), **_counts(borders)}
 
 

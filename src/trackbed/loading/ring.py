@@ -39,14 +39,18 @@ class Ring:
     def lend(self, batch: Batch, laid_out: Mapping[str, Any] | None = None) -> Batch:
         """Returns the batch as new tensors that view its memory, and takes ownership of `batch`.
 
-        Tensors shared by all samples, such as an attention mask, are returned as they are.
+        Tensors shared by all samples, such as an attention mask, are returned as they are. So is a batch with values
+        that NumPy cannot view, which is not reused.
 
         Args:
             batch: the memory.
             laid_out: what is lent in the place of `batch.views()`: new arrays that view its memory, and tensors that
                 do not.
         """
-        found = batch.views() if laid_out is None else laid_out
+        try:
+            found = batch.views() if laid_out is None else laid_out
+        except (AttributeError, TypeError, RuntimeError):  # of a subclass's samples: texts, bfloat16, gradients
+            return batch
         lent = as_tensors(found)
         # torch holds a reference to an array as long as it has a view of it.
         self._watch(batch, [one for one in found.values() if isinstance(one, np.ndarray)])

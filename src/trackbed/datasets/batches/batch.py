@@ -70,7 +70,8 @@ class Batch(Mapping[str, torch.Tensor]):
         shared: Collection[str] = (),
     ) -> None:
         self._tensors = dict(tensors)
-        self._memory: dict[str, npt.NDArray[Any]] | None = None
+        self._viewed: dict[str, npt.NDArray[Any]] = {}
+        """Arrays that view tensors."""
         self._arrays = arrays
         self._spec = spec
         self._shared = frozenset(shared)
@@ -125,17 +126,17 @@ class Batch(Mapping[str, torch.Tensor]):
         """B, number of samples."""
         return len(next(iter(self._tensors.values()))) if self._arrays is None else self._arrays.size
 
-    @property
-    def memory(self) -> Mapping[str, npt.NDArray[Any]]:
-        """Arrays that view the tensors, but for those that are shared. Made once: a new view costs a fifth."""
-        if self._memory is None:
-            self._memory = {name: one.numpy() for name, one in self._tensors.items() if name not in self._shared}
-        return self._memory
+    def array(self, name: str) -> npt.NDArray[Any]:
+        """Returns an array that views a tensor. Made once: a view of it costs a fifth."""
+        found = self._viewed.get(name)
+        if found is None:
+            found = self._viewed[name] = self._tensors[name].numpy()
+        return found
 
     def views(self) -> dict[str, Any]:
         """Returns what the batch holds, in its order: new arrays that view its memory, and tensors that are shared."""
-        memory = self.memory
-        return {name: memory[name].view() if name in memory else tensor for name, tensor in self._tensors.items()}
+        shared = self._shared
+        return {name: one if name in shared else self.array(name).view() for name, one in self._tensors.items()}
 
     def samples(self) -> list[dict[str, torch.Tensor]]:
         """Returns the samples, each a view of this batch."""
@@ -173,4 +174,4 @@ class Batch(Mapping[str, torch.Tensor]):
                 self._tensors[name].copy_(tensor)
         if self._shared:
             # Its memory no longer equals what `empty` allocates.
-            self._shared, self._spec, self._memory = frozenset(), None, None
+            self._shared, self._spec = frozenset(), None
