@@ -10,6 +10,8 @@ import pytest
 from tests.support.processes.launching import run_script
 from trackbed.tokens import IndexedDatasetBuilder
 
+pytestmark = pytest.mark.slow
+
 RANK = Path(__file__).with_name("other_classes_rank.py")
 LIMIT_SECONDS = 200
 BLENDS = [
@@ -94,12 +96,10 @@ def on_two_ranks(folder):
     return {kind: [list(islice(one, len(of_kind))) for one in answers] for kind, of_kind in kinds.items()}
 
 
-@pytest.mark.slow
 def test_other_peoples_classes_give_the_datasets_of_megatron_core(on_two_ranks, theirs):
     assert on_two_ranks["same"] == [theirs] * 2
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 4])
 def test_so_they_do_on_other_numbers_of_ranks(size, folder, theirs):
     assert ask("trackbed", folder, size, cases(f"ours-{size}")) == [theirs] * size
@@ -123,7 +123,6 @@ def test_a_constructor_that_raises_on_one_rank_is_raised_on_all(on_two_ranks):
     check_broken(on_two_ranks["broken"], 2)
 
 
-@pytest.mark.slow
 def test_a_constructor_that_raises_on_one_of_four_ranks_is_raised_on_all(folder):
     check_broken(ask("trackbed", folder, 4, broken_cases(4)), 4)
 
