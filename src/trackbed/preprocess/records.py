@@ -42,7 +42,8 @@ _READ_BYTES: Final = 256 << 10
 _BYTE_ORDER_MARK: Final = "\ufeff".encode()
 _KEYS_SHOWN: Final = 8
 _NO_NUMBER: Final = re.compile("NaN|Infinity")
-_MANY_DIGITS: Final = re.compile(rb"\d{19}")
+_DIGITS_AS_ZEROS: Final = bytes.maketrans(b"123456789", b"0" * 9)
+_MANY_ZEROS: Final = b"0" * 19
 _LENIENT: Final = re.compile("infinity|surrogate|depth limit")  # in the strict parser's words
 
 
@@ -151,8 +152,10 @@ def _as_conversation(number: int, row: Any, place: int) -> ConversationRecord | 
 def _fields_of(line: bytes) -> dict[str, Any]:
     """Returns a JSON object, with the values that Python's `json` reads."""
     try:
-        # The strict parser makes floats of integers beyond 64 bits.
-        fields = orjson.loads(line) if _MANY_DIGITS.search(line) is None else json.loads(line)
+        # The strict parser makes floats of integers beyond 64 bits. A regular expression for 19 digits takes ten times as
+        # long as this does, and half as long as the rest.
+        has_large = _MANY_ZEROS in line.translate(_DIGITS_AS_ZEROS)
+        fields = json.loads(line) if has_large else orjson.loads(line)
     except ValueError as error:
         fields = _fields_leniently(line, error)
     except RecursionError:
