@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.support.tiers import slow_but
@@ -58,6 +58,7 @@ def check(lengths, shape, most, window):
         assert Counter(patterns) == Counter(tuple(sorted(pack, reverse=True)) for part in wanted for pack in part)
 
 
+@example(case=(np.array([2, 3, 5, 14, 16, 16, 16], dtype=np.int32), PackShape(33), None), window=None)  # equal rooms
 @given(case=cases(), window=st.none() | st.integers(1, 30))
 def test_packs_are_those_of_best_fit_decreasing_and_hold_each_piece_once(case, window):
     check(*case, window)

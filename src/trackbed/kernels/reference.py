@@ -456,21 +456,28 @@ def _stretch(sources: SampleSources, dataset: int, sample: int, shape: SampleSha
 def best_fit_decreasing(lengths: Sequence[int], capacity: int, most_items: int | None = None) -> list[list[int]]:
     """Packs items one by one: the longest first, each into the pack with the least room in which it fits.
 
+    Of packs with equal room it is the one that has had it for longest.
+
     >>> best_fit_decreasing([3, 8, 2, 1, 5], 8)
     [[8], [5, 3], [2, 1]]
+    >>> best_fit_decreasing([15, 15, 15, 13, 4, 2, 1], 33)
+    [[15, 15, 2], [15, 13, 4, 1]]
     """
     packs: list[list[int]] = []
-    for length in sorted(lengths, reverse=True):
-        rooms = [
-            (capacity - sum(pack), number)
-            for number, pack in enumerate(packs)
-            if most_items is None or len(pack) < most_items
+    changed: list[int] = []  # for each pack the number of the item that came last
+    for number, length in enumerate(sorted(lengths, reverse=True)):
+        fitting = [
+            (capacity - sum(pack), changed[at], at)
+            for at, pack in enumerate(packs)
+            if capacity - sum(pack) >= length and (most_items is None or len(pack) < most_items)
         ]
-        fitting = [one for one in rooms if one[0] >= length]
         if fitting:
-            packs[min(fitting)[1]].append(length)
+            *_, at = min(fitting)
+            packs[at].append(length)
+            changed[at] = number
         else:
             packs.append([length])
+            changed.append(number)
     return packs
 
 
