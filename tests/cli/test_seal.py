@@ -1,5 +1,7 @@
 from pathlib import Path
 
+import numpy as np
+
 from trackbed.tokens import IndexedDataset
 
 
@@ -20,6 +22,24 @@ def test_a_damaged_pair_gets_none(run, pair):
     assert found.exit_code == 1
     assert found.stderr.startswith(f"trackbed: {pair}.bin: ")
     assert not Path(pair + ".trackbed.json").exists()
+
+
+def test_a_folder_in_the_place_of_a_mask_is_refused(run, pair):
+    before = Path(pair + ".trackbed.json").read_bytes()
+    Path(pair + ".mask").mkdir()
+    assert ".mask: the seal of the pair must name it" in run("verify", pair).stderr
+    found = run("seal", pair)
+    assert (found.exit_code, found.stderr) == (
+        1,
+        f"trackbed: {pair}.mask: must be a file, found something else: remove it\n",
+    )
+    assert Path(pair + ".trackbed.json").read_bytes() == before
+
+
+def test_a_mask_of_several_arrays_is_refused(run, pair, tmp_path):
+    np.savez(tmp_path / "mask.npz", np.ones(5, dtype=bool))
+    (tmp_path / "mask.npz").rename(tmp_path / "mask.npy")
+    assert "must be one array, found an archive" in run("seal", pair, "--mask", str(tmp_path / "mask.npy")).stderr
 
 
 def test_a_mask_that_is_lost_is_told_and_no_longer_named(run, pair, tmp_path):

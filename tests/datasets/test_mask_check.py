@@ -7,6 +7,7 @@ import pytest
 
 from tests.support.files.blends import build, gpt_config
 from tests.support.files.built_pair import build as write_documents
+from trackbed.datasets.mask_check import tell_of_masks
 
 LOGGER = "trackbed.datasets.mask_check"
 
@@ -45,4 +46,10 @@ def test_several_masks_of_a_group_are_one_warning(tmp_path, warnings):
 def test_without_masks_nothing_is_told(tmp_path, warnings):
     pairs = pairs_in(tmp_path, "")
     build(gpt_config(tmp_path / "cache", blend=(pairs, None), split="1"), (4, 0, 0))
+    assert warnings() == []
+
+
+@pytest.mark.parametrize("pair", ["a\0/x", "missing/x", "\udcff/x"])
+def test_a_folder_that_cannot_be_listed_is_left_to_the_opening(warnings, pair):
+    tell_of_masks([pair], "instant")
     assert warnings() == []

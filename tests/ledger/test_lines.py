@@ -27,7 +27,7 @@ def test_a_torn_last_line_is_not_read_and_cut_off_by_the_next_job(tmp_path, torn
     assert read_lines(path) == [(0, {"step": 1}), (12, {"step": 2, "loss": None})]
 
 
-@pytest.mark.parametrize("torn", [b"{", b'{"step": 2', b"\0" * 4096])
+@pytest.mark.parametrize("torn", [b"{", b'{"st', b'{"step":2', b'{"step":2,"loss":1.0}', b"\0" * 4096])
 def test_a_file_of_a_torn_line_alone_becomes_empty(tmp_path, torn):
     path = tmp_path / "lines"
     path.write_bytes(torn)
@@ -37,12 +37,18 @@ def test_a_file_of_a_torn_line_alone_becomes_empty(tmp_path, torn):
 
 
 @pytest.mark.parametrize(
-    "content", [b"notes of someone", b"a\nb\n", b'{"event": "open"}\n', b"[1]\n", b'{"step": 1}\n\n', b"\n{"]
+    "content",
+    [
+        *(b"notes of someone", b"a\nb\n", b'{"event": "open"}\n', b"[1]\n", b'{"step": 1}\n\n', b"\n{"),
+        *(b'{"my": "only copy"}', b'\0\0{"x": 1}', b'{"step": 1}\nnotes', b'{"loss": 1, "step": 1}\n'),
+    ],
 )
 def test_a_file_of_other_lines_is_refused_and_left_as_it_is(tmp_path, content):
     path = tmp_path / "lines"
     path.write_bytes(content)
-    with pytest.raises(FormatError, match="lines: must have lines of JSON objects with the key 'step', found others"):
+    with pytest.raises(
+        FormatError, match="lines: must have lines of JSON objects that begin with the key 'step', found others"
+    ):
         check_lines(path, "step")
     assert path.read_bytes() == content
 

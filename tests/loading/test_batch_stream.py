@@ -1,7 +1,9 @@
 """Tests of the prefetching loader, over real files."""
 
 import contextlib
+import copy
 import gc
+import pickle
 import random
 import subprocess
 import sys
@@ -287,6 +289,42 @@ def test_samples_that_hold_what_numpy_does_not_have_are_loaded_too(tmp_path):
     held = list(BatchStream(dataset, [[0, 3], [5, 1]] * 3))
     assert [batch["name"] for batch in held] == [["number 0", "number 3"], ["number 5", "number 1"]] * 3
     assert [batch["half"].tolist() for batch in held] == [[[0.0] * 2, [3.0] * 2], [[5.0] * 2, [1.0] * 2]] * 3
+
+
+class _Uneven(GPTDataset):
+    """A dataset whose samples differ in size."""
+
+    def __getitem__(self, idx):
+        return {**super().__getitem__(idx), "extra": torch.arange(idx % 7 + 1)}
+
+
+def test_samples_that_differ_in_size_are_loaded_one_by_one(tmp_path):
+    prefix = write_pair(tmp_path / "pair", [50] * 30)
+    dataset = build(gpt_config(None, blend=([prefix], None), split="1"), cls=_Uneven)[0]
+    sizes = [batch["extra"].numel() for batch in BatchStream(dataset, [[number] for number in range(20)])]
+    assert sizes == [number % 7 + 1 for number in range(20)]
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+def test_a_copy_of_a_loader_has_memory_of_its_own(dataset, copied):
+    loader = BatchStream(dataset, sampler(dataset))
+    first = [tokens(batch) for batch in loader]
+    assert [tokens(batch) for batch in copied(loader)] == first
+
+
+def test_a_copy_of_a_batch_is_filled_by_itself(dataset):
+    batch = dataset.gather([0, 1])
+    before, other = tokens(batch), copy.deepcopy(batch)
+    assert tokens(dataset.gather([6, 7], out=other)) == wanted(dataset, [6, 7])
+    assert tokens(batch) == before
+
+
+def test_memory_is_reused_after_a_collection_of_cycles(dataset):
+    places = set()
+    for batch in BatchStream(dataset, sampler(dataset), ahead=1):
+        places.add(batch["tokens"].data_ptr())
+        gc.collect()
+    assert len(places) <= 4
 
 
 class _Broken(GPTDataset):

@@ -5,7 +5,7 @@ from tests.support.files.indexed_pair import Pair
 from trackbed.datasets.tokenizers.bytes_and_numbers import ByteTokenizer
 from trackbed.errors import FormatError
 from trackbed.preprocess import FirstDocument, LengthBin, first_documents, inspect_pair
-from trackbed.preprocess.inspection import bit_lengths
+from trackbed.preprocess.inspection import bit_lengths, texts_of_runs
 
 
 def write(path, documents, dtype="uint16"):
@@ -63,3 +63,12 @@ def test_tokens_that_the_tokenizer_does_not_have_are_an_error_that_names_one(tmp
     wanted = rf"out: tokens must be integers in \[0, 257\) to be this tokenizer's, found {token} in document 1"
     with pytest.raises(FormatError, match=wanted):
         first_documents(str(tmp_path / "out"), ByteTokenizer(), num_documents=2, max_tokens=9)
+
+
+def test_runs_have_the_text_that_they_have_in_the_whole():
+    spaced = lambda ids: " ".join("abcdef"[one] for one in ids)  # noqa: E731  without a space at the beginning
+    assert texts_of_runs([[0], [1, 2], [3]], spaced) == ["a", " b c", " d"]
+    as_bytes = lambda ids: bytes(ids).decode(errors="replace")  # noqa: E731
+    assert texts_of_runs([[65, 0xC3], [0xA9], [66]], as_bytes) == ["A", "\u00e9", "B"]
+    assert texts_of_runs([[65] * 40, [66] * 40, [67]], as_bytes) == ["A" * 40, "B" * 40, "C"]
+    assert texts_of_runs([], as_bytes) == []

@@ -47,7 +47,8 @@ class MicroBatches:
         positions = np.add.outer(keys * self.micro_batch_size, range(self.micro_batch_size)).ravel()
         memory = self._ring.take(len(positions)) or self.dataset.empty_batch(len(positions))
         batch = self.dataset.gather(positions, memory, num_threads=self._num_threads)
-        return {name: tensor.numpy() for name, tensor in self._ring.lend(batch).items()}
+        lent = batch if batch.arrays is None else self._ring.lend(batch)
+        return {name: tensor.numpy() for name, tensor in lent.items()}
 
     def __repr__(self) -> str:
         return f"<MicroBatches: {len(self):,} of {self.micro_batch_size} samples, {self.dataset!r}>"

@@ -88,14 +88,14 @@ def show(
 
 def _texts(found: "Provenance", sample: dict[str, Any], tokenizer: Any) -> list[list[tuple[str, bool]]]:
     """Returns the text of each document, in runs; the flag of a run is True if it counts in the loss."""
-    documents = _packed(sample) if "cu_seqlens_padded" in sample else _stretch(found, sample)
-    return [
-        [
-            (_decode([token for token, _ in run], tokenizer), does_count)
-            for does_count, run in groupby(document, key=lambda one: one[1])
-        ]
-        for document in documents
-    ]
+    from trackbed.preprocess.inspection import texts_of_runs
+
+    every = []
+    for document in _packed(sample) if "cu_seqlens_padded" in sample else _stretch(found, sample):
+        runs = [(does_count, [token for token, _ in run]) for does_count, run in groupby(document, lambda one: one[1])]
+        texts = texts_of_runs([run for _, run in runs], lambda ids: _decode(ids, tokenizer))
+        every.append([(text, does_count) for text, (does_count, _) in zip(texts, runs, strict=True)])
+    return every
 
 
 def _stretch(found: "Provenance", sample: dict[str, Any]) -> list[list[tuple[int, bool]]]:

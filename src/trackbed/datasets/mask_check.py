@@ -61,6 +61,6 @@ def _masked(folder: str, pairs: Iterable[str]) -> list[str]:
     """Returns the pairs of a folder that have a mask."""
     try:
         masks = {folder + path.name for path in Path(folder).iterdir() if path.suffix == f".{TRAINED}"}
-    except OSError:  # opening the pairs says why
+    except (OSError, ValueError):  # opening the pairs says why
         return []
     return [pair for pair in pairs if get_beside_path(pair, TRAINED) in masks]

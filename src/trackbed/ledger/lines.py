@@ -1,6 +1,7 @@
 """Files of JSON lines that grow: a line is whole, or it is the last one and is not read (docs/formats/run.md)."""
 
 import os
+import re
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,8 +12,7 @@ from trackbed.files.regular import open_regular
 
 _OPTIONS: Final = orjson.OPT_APPEND_NEWLINE | orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
 _BLOCK_BYTES: Final = 1 << 16
-_MOST_BYTES: Final = 64 << 20
-"""Longest line that is looked at."""
+_BEGINNING_BYTES: Final = 256
 
 
 class LineFile:
@@ -89,7 +89,9 @@ def read_lines(path: Path) -> list[tuple[int, dict[str, Any]]]:
 
 
 def check_lines(path: Path, key: str) -> None:
-    """Checks that the last whole line of a file is an object with a key, if there is a file. Changes nothing.
+    """Checks that a file, if there is one, has lines that begin with a key. Changes nothing.
+
+    Looks at the last whole line, and at what a killed job may have left of the next one.
 
     Raises:
         FormatError: it is no regular file, or one of something else.
@@ -98,28 +100,20 @@ def check_lines(path: Path, key: str) -> None:
         return
     descriptor, _ = open_regular(path)
     try:
-        if not _has_key(descriptor, key):
-            raise FormatError(
-                f"{path}: must have lines of JSON objects with the key {key!r}, found others; choose another folder, "
-                "or put the file elsewhere"
-            )
+        end = _end_of_lines(descriptor)
+        whole = os.pread(descriptor, _BEGINNING_BYTES, _end_of_lines(descriptor, end - 1)) if end else b""
+        torn = os.pread(descriptor, _BLOCK_BYTES, end)
     finally:
         os.close(descriptor)
-
-
-def _has_key(descriptor: int, key: str) -> bool:
-    """Returns True if the last whole line has a key, or there is none and what is there may be cut off."""
-    end = _end_of_lines(descriptor)
-    if end == 0:  # a line that was not finished, or zeros in its place after a loss of power
-        return os.pread(descriptor, 1, 0) in (b"", b"{", b"\0")
-    start = _end_of_lines(descriptor, end - 1)
-    if end - start > _MOST_BYTES:
-        return False
-    try:
-        fields = orjson.loads(os.pread(descriptor, end - start, start))
-    except orjson.JSONDecodeError:
-        return False
-    return isinstance(fields, dict) and key in fields
+    begins = re.compile(rb'\s*\{\s*"%b"\s*:' % key.encode())
+    is_torn = b'{"%b":' % key.encode()
+    # A line that was not finished; or zeros in its place, after a loss of power.
+    may_be_cut_off = begins.match(torn) or is_torn.startswith(torn) or not torn.strip(b"\0")
+    if (end and not begins.match(whole)) or not may_be_cut_off:
+        raise FormatError(
+            f"{path}: must have lines of JSON objects that begin with the key {key!r}, found others; choose another "
+            "folder, or put the file elsewhere"
+        )
 
 
 def _end_of_lines(descriptor: int, end: int | None = None) -> int:

@@ -16,7 +16,6 @@ import torch
 
 from trackbed.cancellation import Flag
 from trackbed.datasets import Batch, BlendedDataset
-from trackbed.datasets.batches.batch import as_tensors
 from trackbed.datasets.batches.context import WHOLE, Context
 from trackbed.datasets.batches.reader import ReadsBatches
 from trackbed.datasets.blend.dataset import SplitDataset
@@ -198,6 +197,7 @@ class BatchStream:
         tokens = np.zeros(max(num_datasets, len(self._counters.tokens)), dtype=np.int64)
         tokens[: len(self._counters.tokens)] = self._counters.tokens
         self._counters.tokens = tokens
+        self._ring = Ring(self._ahead + 2)  # batches of other data may have other tensors
         self._take_data()
         self._state, self._changed = self._position(), run
 
@@ -341,12 +341,15 @@ class BatchStream:
             batch = self._gather(indices, fetched, ended)
             tokens = self._tokens(batch)
             hashes = None if self._hashed is None else self._hashes(indices, batch)
-            laid_out = None if self._layout is None else self._layout(batch)
-            if self._is_reused:
-                lent = self._ring.lend(batch, laid_out)
-            else:
-                lent = batch if laid_out is None else Batch(as_tensors(laid_out))
+            lent = self._handed_out(batch)
             return _PreparedBatch(lent if copies is None else copies.begin(lent), len(indices), tokens, state, hashes)
+
+    def _handed_out(self, batch: Batch) -> Batch:
+        """Returns a batch as the program gets it, with memory that comes back if a kernel has filled it."""
+        layout = self._layout
+        if self._is_reused and batch.arrays is not None:
+            return self._ring.lend(batch, None if layout is None else layout.arrays(batch))
+        return batch if layout is None else layout.join(batch)
 
     def _hashes(self, indices: Sequence[int], batch: Batch) -> SampleHashes:
         texts = _texts(batch)
@@ -392,7 +395,7 @@ class BatchStream:
 
 def _texts(batch: Batch) -> torch.Tensor:
     """The tokens of a batch, `[B, ...]`; of T5, those of the encoder."""
-    found = next((batch[name] for name in _TEXTS if name in batch), None)
+    found = next((batch[name] for name in _TEXTS if isinstance(batch.get(name), torch.Tensor)), None)
     return torch.empty((batch.size, 0)) if found is None else found
 
 

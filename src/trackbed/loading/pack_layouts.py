@@ -5,7 +5,7 @@ Shapes: B packs, S places of a pack, T = B x S, n segments of all packs.
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -29,8 +29,17 @@ _HIGHEST: Final = int(np.iinfo(np.int32).max)
 Arrays = Mapping[str, npt.NDArray[Any]]
 
 
-def layout_of(name: str, *, pads_borders: bool) -> Callable[[Batch], dict[str, Any]]:
-    """Returns the function that lays out a batch: as new arrays that view its memory, and tensors of the layout's own.
+class Layout(NamedTuple):
+    """A layout of batches of packs."""
+
+    join: Callable[[Batch], Batch]
+    """Returns a batch with tensors that view those of the rows."""
+    arrays: Callable[[Batch], dict[str, Any]]
+    """Returns the same for `Ring.lend`: new arrays that view the memory of the rows, and tensors of its own."""
+
+
+def layout_of(name: str, *, pads_borders: bool) -> Layout:
+    """Returns a layout.
 
     Args:
         name: "thd" for the batch of Megatron Core, "torch" for that of torch's attention over varying lengths, "bridge"
@@ -42,7 +51,8 @@ def layout_of(name: str, *, pads_borders: bool) -> Callable[[Batch], dict[str, A
     """
     if name not in LAYOUTS:
         raise ArgumentError(f"layout must be one of {', '.join(map(repr, LAYOUTS))}, found {name!r}")
-    return partial(_laid_out, own=_OWN[name], pads_borders=pads_borders)
+    given: dict[str, Any] = {"own": _OWN[name], "pads_borders": pads_borders}
+    return Layout(partial(_joined, **given), partial(_laid_out, **given))
 
 
 def as_thd(batch: Mapping[str, torch.Tensor], *, pads_borders: bool = False) -> Batch:

@@ -23,6 +23,12 @@ class Ring:
 
     def __init__(self, most_free: int) -> None:
         self._free: deque[Batch] = deque(maxlen=most_free)
+        self._watched: dict[int, list[weakref.ref[Any]]] = {}
+        """References to the arrays of each batch that is lent. Without them, a collection of cycles would take them."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy has no memory yet."""
+        return type(self), (self._free.maxlen,)
 
     def take(self, size: int) -> Batch | None:
         """Takes a free batch of `size` samples, or returns None if there is none."""
@@ -39,18 +45,14 @@ class Ring:
     def lend(self, batch: Batch, laid_out: Mapping[str, Any] | None = None) -> Batch:
         """Returns the batch as new tensors that view its memory, and takes ownership of `batch`.
 
-        Tensors shared by all samples, such as an attention mask, are returned as they are. So is a batch with values
-        that NumPy cannot view, which is not reused.
+        Tensors shared by all samples, such as an attention mask, are returned as they are.
 
         Args:
-            batch: the memory.
+            batch: memory that a kernel writes to.
             laid_out: what is lent in the place of `batch.views()`: new arrays that view its memory, and tensors that
                 do not.
         """
-        try:
-            found = batch.views() if laid_out is None else laid_out
-        except (AttributeError, TypeError, RuntimeError):  # of a subclass's samples: texts, bfloat16, gradients
-            return batch
+        found = batch.views() if laid_out is None else laid_out
         lent = as_tensors(found)
         # torch holds a reference to an array as long as it has a view of it.
         self._watch(batch, [one for one in found.values() if isinstance(one, np.ndarray)])
@@ -59,16 +61,19 @@ class Ring:
     def _watch(self, batch: Batch, arrays: Iterable[Any]) -> None:
         others: deque[None] = deque()  # one entry per array but the last; `pop` is atomic
         references: list[weakref.ref[Any]] = []
+        free, watched = self._free, self._watched
 
         def is_gone(_: object) -> None:
             try:
                 others.pop()
             except IndexError:
+                watched.pop(id(references), None)
                 references.clear()
-                self._free.append(batch)
+                free.append(batch)
 
         for array in arrays:
             references.append(weakref.ref(array, is_gone))
             others.append(None)
         if others:
             others.pop()
+            watched[id(references)] = references

@@ -4,6 +4,7 @@ Shapes: N sequences, D documents, B bins of the histogram.
 """
 
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
@@ -20,6 +21,10 @@ from trackbed.tokens.content import PairContent
 from trackbed.tokens.trained_tokens import TrainedCounts, TrainedTokens
 from trackbed.tokens.verify import verify_opened
 
+_REPLACEMENT: Final = "\ufffd"
+"""Text of bytes that are no character, such as the first ones of one that goes on."""
+_CONTEXT: Final = 16
+"""Tokens before a run that may decide its text."""
 _STEP: Final = 1 << 20  # documents per step: bounds the memory of an inspection
 
 
@@ -144,7 +149,8 @@ def first_documents(
     storage = ObjectStorageConfig(idx_cache or default_idx_cache()) if is_stored else None
     dataset = IndexedDataset(path_prefix, mmap=not is_stored, object_storage_config=storage)
     modes = _modes_of(dataset.index)
-    trained = TrainedTokens.open(path_prefix, idx_cache=idx_cache)
+    # Masks are of whole documents, and texts of a pair with modes leave some sequences out.
+    trained = None if modes is not None else TrainedTokens.open(path_prefix, idx_cache=idx_cache)
     borders = dataset.document_indices[: num_documents + 1].tolist()
     return [
         _first_tokens(dataset, decoder, document, sequences, max_tokens, trained)
@@ -216,7 +222,7 @@ def _first_tokens(
     tokens = int(lengths.sum(dtype=np.int64))
     read = min(tokens, max_tokens)
     if read == 0:
-        return FirstDocument(0, "", whole=True)
+        return FirstDocument(0, "", whole=True, runs=None if trained is None else ())
     parts, missing = [], read
     for number, length in zip(sequences.tolist(), lengths.tolist(), strict=True):
         parts.append(np.asarray(dataset.get(number, length=min(length, missing))))
@@ -233,12 +239,45 @@ def _first_tokens(
     where = f"{dataset.path_prefix}: the tokenizer must decode document {document}"
     runs = None
     if trained is not None:
-        numbered = zip(trained.of(document, tokens)[:read].tolist(), ids.tolist(), strict=True)
-        runs = tuple(
-            TextRun(_decoded(decoder, [token for _, token in run], where=where), is_trained)
-            for is_trained, run in groupby(numbered, key=itemgetter(0))
-        )
+        numbered = zip(_trained_of(trained, document, tokens, dataset)[:read].tolist(), ids.tolist(), strict=True)
+        grouped = [(is_trained, [token for _, token in run]) for is_trained, run in groupby(numbered, itemgetter(0))]
+        texts = texts_of_runs([run for _, run in grouped], lambda some: _decoded(decoder, some, where=where))
+        runs = tuple(TextRun(text, is_trained) for text, (is_trained, _) in zip(texts, grouped, strict=True))
     return FirstDocument(tokens, _decoded(decoder, ids, where=where), whole=read == tokens, runs=runs)
+
+
+def texts_of_runs(runs: Sequence[list[int]], decode: Callable[[list[int]], str]) -> list[str]:
+    """Returns the text of each run of a document's tokens, as it stands in the text of the whole.
+
+    Tokens that are decoded alone may lack spaces, which tokenizers leave out at a beginning. A character of several
+    tokens belongs to the run of the last one.
+
+    Args:
+        runs: tokens of each run.
+        decode: returns the text of tokens.
+
+    >>> texts_of_runs([[1], [2, 3]], lambda ids: " ".join("-abc"[one] for one in ids))
+    ['a', ' b c']
+    """
+    texts: list[str] = []
+    context: list[int] = []
+    for run in runs:
+        before, whole = decode(context), decode(context + run)
+        kept = before if whole.startswith(before) else before.rstrip(_REPLACEMENT)
+        if texts and whole.startswith(kept):
+            texts[-1] = texts[-1].removesuffix(before[len(kept) :])
+            texts.append(whole[len(kept) :])
+        else:
+            texts.append(decode(run))
+        context = (context + run)[-_CONTEXT:]
+    return texts
+
+
+def _trained_of(trained: TrainedTokens, document: int, tokens: int, dataset: IndexedDataset) -> npt.NDArray[np.bool_]:
+    try:
+        return trained.of(document, tokens)
+    except (FormatError, IndexError) as error:
+        raise FormatError(f"{dataset.path_prefix}: {error}") from error
 
 
 def _decoded(decoder: Decoder, ids: npt.ArrayLike, *, where: str) -> str:

@@ -18,6 +18,7 @@ from trackbed.tokens.format import SequenceIndex
 from trackbed.tokens.paths import get_beside_path
 from trackbed.tokens.trained_tokens import TRAINED, Runs, TrainedColumns, TrainedTokens
 
+_ZIP: Final = b"PK\3\4"
 _STEP_DOCUMENTS: Final = 1 << 14  # bounds the memory
 
 
@@ -109,6 +110,10 @@ def _open(mask: Path) -> npt.NDArray[np.uint8]:
     if mask.suffix != ".npy":
         size = mask.stat().st_size
         return np.memmap(mask, dtype=np.uint8, mode="r") if size else np.empty(0, dtype=np.uint8)
+    with mask.open("rb") as file:
+        begin = file.read(len(_ZIP))
+    if begin == _ZIP:
+        raise FormatError(f"{mask}: a mask must be one array, found an archive")
     try:
         found = np.load(mask, mmap_mode="r", allow_pickle=False)
     except (ValueError, EOFError) as error:

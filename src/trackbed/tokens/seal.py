@@ -94,6 +94,7 @@ def seal(path_prefix: str, *, progress: Callable[[int], None] | None = None, idx
         idx_cache: folder of copies of `.idx` objects, for an address; None for `default_idx_cache()`.
     """
     content = PairContent.open(path_prefix, idx_cache=idx_cache)
+    beside = {} if is_address(path_prefix) else _files_beside(path_prefix)
     new_seal = Seal.of(
         dtype=content.index.dtype,
         sequences=content.index.sequence_count,
@@ -103,7 +104,8 @@ def seal(path_prefix: str, *, progress: Callable[[int], None] | None = None, idx
     )
     new_seal = _with_recipe(new_seal, get_seal_path(path_prefix))
     if not is_address(path_prefix):
-        new_seal = replace(new_seal, beside=_sums_beside(path_prefix, progress) or None)
+        sums = {name: FileSum.of(checksum_file(path, progress=progress)) for name, path in beside.items()}
+        new_seal = replace(new_seal, beside=sums or None)
     if is_address(path_prefix):
         stores.put_bytes(parse_address(get_seal_path(path_prefix)), encode_seal(new_seal))
         return new_seal
@@ -155,7 +157,7 @@ def missing_beside(path_prefix: str) -> list[str]:
         sealed = {} if is_address(path_prefix) else read_seal(get_seal_path(path_prefix)).beside or {}
     except (FileNotFoundError, FormatError):
         return []
-    return [name for name in sealed if not Path(get_beside_path(path_prefix, name)).is_file()]
+    return [name for name in sealed if not Path(get_beside_path(path_prefix, name)).exists()]
 
 
 def sum_beside(path_prefix: str, name: str) -> str:
@@ -176,11 +178,14 @@ def sum_beside(path_prefix: str, name: str) -> str:
     return "" if found is None else "-".join(found.crc32)
 
 
-def _sums_beside(path_prefix: str, progress: Callable[[int], None] | None) -> dict[str, FileSum]:
-    """Returns the sums of the files beside a pair on a disk."""
+def _files_beside(path_prefix: str) -> dict[str, Path]:
+    """Returns the files beside a pair on a disk, by name."""
     paths = {name: Path(get_beside_path(path_prefix, name)) for name in BESIDE}
-    found = {name: path for name, path in paths.items() if path.is_file()}
-    return {name: FileSum.of(checksum_file(path, progress=progress)) for name, path in found.items()}
+    found = {name: path for name, path in paths.items() if path.exists()}
+    for path in found.values():
+        if not path.is_file():
+            raise FormatError(f"{path}: must be a file, found something else: remove it")
+    return found
 
 
 def _with_recipe(new_seal: Seal, path: str) -> Seal:

@@ -66,10 +66,10 @@ def _check_sizes_beside(path_prefix: str) -> None:
         path = Path(get_beside_path(path_prefix, name))
         found = path.stat().st_size if path.is_file() else None
         wanted = sealed[name].size_bytes if name in sealed else None
+        if wanted is None and path.exists():
+            raise _not_named(path)
         if found == wanted:
             continue
-        if wanted is None:
-            raise _not_named(path)
         what = "no file" if found is None else f"{found} bytes"
         raise FormatError(f"{path}: the seal says {wanted} bytes, found {what}")
 

@@ -97,6 +97,10 @@ class Batch(Mapping[str, torch.Tensor]):
         own = {name: one.numpy() for name, one in tensors.items() if name not in views and name != "dataset_id"}
         return cls(tensors, spec.memory(size, own), spec, shared=views)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """State of the tensors alone: a copy has other memory, whose addresses no kernel knows."""
+        return {**vars(self), "_viewed": {}, "_arrays": None, "_spec": None}
+
     def __getitem__(self, name: str) -> torch.Tensor:
         return self._tensors[name]
 
@@ -175,3 +179,4 @@ class Batch(Mapping[str, torch.Tensor]):
         if self._shared:
             # Its memory no longer equals what `empty` allocates.
             self._shared, self._spec = frozenset(), None
+            self._viewed.clear()
