@@ -66,9 +66,14 @@ def test_tokens_that_the_tokenizer_does_not_have_are_an_error_that_names_one(tmp
 
 
 def test_runs_have_the_text_that_they_have_in_the_whole():
-    spaced = lambda ids: " ".join("abcdef"[one] for one in ids)  # noqa: E731  without a space at the beginning
+    def spaced(ids):
+        """As many tokenizers do, without a space at the beginning."""
+        return " ".join("abcdef"[one] for one in ids)
+
+    def as_bytes(ids):
+        return bytes(ids).decode(errors="replace")
+
     assert texts_of_runs([[0], [1, 2], [3]], spaced) == ["a", " b c", " d"]
-    as_bytes = lambda ids: bytes(ids).decode(errors="replace")  # noqa: E731
     assert texts_of_runs([[65, 0xC3], [0xA9], [66]], as_bytes) == ["A", "\u00e9", "B"]
     assert texts_of_runs([[65] * 40, [66] * 40, [67]], as_bytes) == ["A" * 40, "B" * 40, "C"]
     assert texts_of_runs([], as_bytes) == []
