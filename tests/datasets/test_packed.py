@@ -22,6 +22,7 @@ from trackbed.datasets import Batch, GPTDataset
 from trackbed.errors import ArgumentError, FormatError, PlanError
 from trackbed.kernels import gather_packs
 from trackbed.kernels.reference import pieces_of_document
+from trackbed.loading.pack_layouts import layout_of
 from trackbed.tokens import IndexedDataset, IndexedDatasetBuilder
 from trackbed.tokens.trained_tokens import TrainedColumns, runs_of
 
@@ -370,6 +371,15 @@ def test_a_part_of_one_tensor_is_enough_to_hold_a_batch(prefixes, layout):
             copies.append(held[-1].clone())
     assert all(map(torch.equal, held, copies))
     assert len(places) < 60  # the others are reused
+
+
+@pytest.mark.parametrize("layout", ["thd", "torch"])
+def test_a_batch_that_is_not_lent_is_laid_out_by_views_of_torch(prefixes, layout):
+    """Its allocator of pinned memory knows a tensor by the storage that it has made."""
+    rows = packed(None, prefixes).gather(range(3))
+    joined = layout_of(layout, pads_borders=False).join(rows)
+    for name in ("tokens", "labels", "loss_mask", "position_ids", "padding_mask"):
+        assert joined[name]._base is rows[name]
 
 
 class Copied(GPTDataset):
